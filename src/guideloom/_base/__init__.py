@@ -1,0 +1,1 @@
+"""Errors, fingerprints and array checks: the standard library and NumPy only."""

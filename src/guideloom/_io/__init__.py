@@ -1,0 +1,1 @@
+"""Byte ranges from files: the backends."""

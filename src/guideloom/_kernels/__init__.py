@@ -1,0 +1,1 @@
+"""Compiled kernels behind one door, each beside a plain NumPy twin."""

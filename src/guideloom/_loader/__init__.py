@@ -1,0 +1,1 @@
+"""Batches to the trainer: prefetch, order of delivery, collate, state."""

@@ -1,0 +1,1 @@
+"""Carries out plans on a backend into buffers."""

@@ -1,0 +1,1 @@
+"""Shards on disk: records, manifest, commit, writers."""
