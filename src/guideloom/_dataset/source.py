@@ -1,0 +1,94 @@
+"""What the loader asks of an open data set: batches of samples, or batches of arrays, by index.
+
+Our own readers answer with batched reads; any other reader (a user's ``DatasetSyncReaderAbstract``) is asked item by item.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._base.errors import ArgumentError
+from guideloom._base.protocols import DatasetSyncReaderAbstract
+
+Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
+"""Allocates an uninitialised C-contiguous array; the loader passes one that gives (pinned) tensor memory."""
+
+
+class BatchSource(ABC):
+    """Batched access to an open data set.
+
+    Every method may be called from several threads at once. ``prepare`` does no I/O. A *prepared* object is immutable and
+    serves any number of ``samples`` and ``arrays`` calls over ranges ``[lo, hi)`` of the indexes it was made for.
+    """
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of samples."""
+
+    @property
+    def identity(self) -> str | None:
+        """Content and order of the data set, None when unknown; may read (published 1.x layout), so ask once."""
+        return None
+
+    @property
+    def view(self) -> dict[str, int | None]:
+        """What of the view a state must pin, e.g. ``{"sequence_length": 2048, "overlap": 0}``; empty when nothing."""
+        return {}
+
+    @property
+    def has_arrays(self) -> bool:
+        """Whether ``arrays`` works, i.e. whether ``collate_fn=None`` is possible."""
+        return False
+
+    @abstractmethod
+    def prepare(self, indexes: npt.NDArray[np.int64]) -> Any:
+        """Plan the reads of the samples ``indexes`` (int64[n], each in ``[0, size)``)."""
+
+    @abstractmethod
+    def samples(self, prepared: Any, lo: int, hi: int) -> list[Any]:
+        """Read and unpack the samples of ``indexes[lo:hi]``, in that order."""
+
+    def arrays(self, prepared: Any, lo: int, hi: int, empty: Empty) -> Any:
+        """Read ``indexes[lo:hi]`` as an array, or a dict of arrays, each made by ``empty``; leading axis ``hi - lo``
+        unless the name says otherwise (ragged data: values and offsets)."""
+        raise ArgumentError("this data set has no numeric batch form: pass a collate_fn")
+
+
+class ItemwiseSource(BatchSource):
+    """A user's own reader, asked for one sample at a time.
+
+    Parameters
+    ----------
+    reader : DatasetSyncReaderAbstract
+        Open.
+    """
+
+    def __init__(self, reader: DatasetSyncReaderAbstract) -> None:
+        self._reader = reader
+
+    @property
+    def size(self) -> int:
+        return len(self._reader)
+
+    def prepare(self, indexes: npt.NDArray[np.int64]) -> Sequence[int]:
+        return [int(index) for index in indexes]
+
+    def samples(self, prepared: Sequence[int], lo: int, hi: int) -> list[Any]:
+        return [self._reader[index] for index in prepared[lo:hi]]
+
+
+def source_of(reader: DatasetSyncReaderAbstract) -> BatchSource:
+    """Return the batch source of an open reader: its own (attribute ``batch_source``), else item by item."""
+    make = getattr(reader, "batch_source", None)
+    if make is None:
+        return ItemwiseSource(reader)
+    source = make()
+    if not isinstance(source, BatchSource):
+        raise ArgumentError(f"{type(reader).__name__}.batch_source() must return a BatchSource, got {type(source).__name__}")
+    return source
