@@ -1,0 +1,25 @@
+"""Checks that every backend of ours makes alike."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from guideloom._base.errors import NotOpenError, OutOfRangeError
+
+
+def check_range(path: PurePath, offset: int, size: int) -> None:
+    """Refuse a negative offset or size."""
+    if offset < 0 or size < 0:
+        raise OutOfRangeError(
+            f"a read needs an offset and a size of at least 0, got offset {offset} and size {size}", path=path
+        )
+
+
+def short_read(path: PurePath, offset: int, size: int, found: int) -> OutOfRangeError:
+    """Return the error for a read that goes past the end of the file."""
+    return OutOfRangeError(f"expected {size} bytes, found {found} before the end of the file", path=path, offset=offset)
+
+
+def not_open(path: PurePath) -> NotOpenError:
+    """Return the error for a reader that is used before ``open`` or after ``close``."""
+    return NotOpenError("this file is not open: call open() first, or use `with`", path=path)

@@ -1,0 +1,102 @@
+"""The backend to prefer on POSIX: one descriptor a file, reads at an explicit offset."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import PurePath
+
+from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
+from guideloom._io.checks import check_range, not_open, short_read
+from guideloom._io.seek import CHECK_SIZE_FROM_BYTES
+from guideloom._io.threaded import ThreadedAsyncReader
+
+
+def advise_random(fd: int) -> None:
+    """Tell the kernel that reads of ``fd`` are at random places."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+
+class PreadReader(IOSyncReaderAbstract):
+    """One file, one descriptor; any number of threads may read at once."""
+
+    concurrent_reads = True
+
+    def __init__(self, path: PurePath, *, advice: bool = False) -> None:
+        self._path = path
+        self._advice = advice
+        self._fd = -1
+
+    def open(self) -> None:
+        self.close()
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        if self._advice:
+            advise_random(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def filesize(self) -> int:
+        if self._fd < 0:
+            raise not_open(self._path)
+        return os.fstat(self._fd).st_size
+
+    def read(self, offset: int, size: int) -> bytearray:
+        check_range(self._path, offset, size)
+        if size >= CHECK_SIZE_FROM_BYTES and offset + size > self.filesize():
+            raise short_read(self._path, offset, size, max(0, self.filesize() - offset))
+        out = bytearray(size)
+        self.read_into(offset, memoryview(out))
+        return out
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        check_range(self._path, offset, len(out))
+        if self._fd < 0:
+            raise not_open(self._path)
+        done = 0
+        while done < len(out):
+            got = os.preadv(self._fd, [out[done:]], offset + done)
+            if got == 0:
+                raise short_read(self._path, offset, len(out), done)
+            done += got
+
+
+class PosixPreadIO(IOReaderAbstract):
+    """Keeps one descriptor a file and reads at an explicit offset.
+
+    Parameters
+    ----------
+    advice : bool, default False
+        Ask for random-access advice with ``posix_fadvise`` on each file.
+
+    Raises
+    ------
+    OSError
+        When this platform has no ``os.preadv``, or no ``os.posix_fadvise`` and ``advice`` is asked for.
+    """
+
+    def __init__(self, *, advice: bool = False) -> None:
+        if not self.is_supported(advice=advice):
+            missing = "os.preadv" if not hasattr(os, "preadv") else "os.posix_fadvise"
+            raise OSError(f"this platform has no {missing}: use SeekIO(){', or advice=False' if advice else ''}")
+        self.advice = advice
+
+    @staticmethod
+    def is_supported(advice: bool = False) -> bool:
+        """Whether this backend (with ``advice``) works here; being POSIX is not enough."""
+        return hasattr(os, "preadv") and (not advice or hasattr(os, "posix_fadvise"))
+
+    def sync_reader(self) -> Callable[[PurePath], IOSyncReaderAbstract]:
+        return functools.partial(PreadReader, advice=self.advice)
+
+    def async_reader(self) -> Callable[[PurePath], IOAsyncReaderAbstract]:
+        return lambda path: ThreadedAsyncReader(PreadReader(path, advice=self.advice))
+
+    def __repr__(self) -> str:
+        return f"PosixPreadIO(advice={self.advice})"

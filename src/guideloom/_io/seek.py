@@ -1,0 +1,79 @@
+"""The portable backend: opens, seeks and reads for each request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import PurePath
+
+from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
+from guideloom._io.checks import check_range, not_open, short_read
+from guideloom._io.threaded import ThreadedAsyncReader
+
+CHECK_SIZE_FROM_BYTES = 1 << 20
+"""From here on a read asks for the file's size before it allocates, so that a wild size is an error and no allocation."""
+
+
+class SeekReader(IOSyncReaderAbstract):
+    """One file, opened anew for each read; holds no descriptor in between."""
+
+    concurrent_reads = True
+
+    def __init__(self, path: PurePath) -> None:
+        self._path = path
+        self._open = False
+
+    def open(self) -> None:
+        with open(self._path, "rb"):
+            self._open = True
+
+    def close(self) -> None:
+        self._open = False
+
+    def filesize(self) -> int:
+        if not self._open:
+            raise not_open(self._path)
+        return os.stat(self._path).st_size
+
+    def read(self, offset: int, size: int) -> bytearray:
+        check_range(self._path, offset, size)
+        if size >= CHECK_SIZE_FROM_BYTES and offset + size > self.filesize():
+            raise short_read(self._path, offset, size, max(0, self.filesize() - offset))
+        out = bytearray(size)
+        self.read_into(offset, memoryview(out))
+        return out
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        check_range(self._path, offset, len(out))
+        if not self._open:
+            raise not_open(self._path)
+        with open(self._path, "rb", buffering=0) as file:
+            file.seek(offset)
+            done = 0
+            while done < len(out):
+                got = file.readinto(out[done:])
+                if not got:
+                    raise short_read(self._path, offset, len(out), done)
+                done += got
+
+
+class SeekIO(IOReaderAbstract):
+    """Opens, seeks and reads for each request.
+
+    Works on every platform and holds no descriptors between requests; a batch opens each of its files once.
+    Slower than :class:`PosixPreadIO`, which is the one to prefer where it is supported.
+    """
+
+    @staticmethod
+    def is_supported() -> bool:
+        """Whether this backend works here: always."""
+        return True
+
+    def sync_reader(self) -> Callable[[PurePath], IOSyncReaderAbstract]:
+        return SeekReader
+
+    def async_reader(self) -> Callable[[PurePath], IOAsyncReaderAbstract]:
+        return lambda path: ThreadedAsyncReader(SeekReader(path))
+
+    def __repr__(self) -> str:
+        return "SeekIO()"
