@@ -6,7 +6,7 @@ Our own readers answer with batched reads; any other reader (a user's ``DatasetS
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -67,10 +67,17 @@ class ItemwiseSource(BatchSource):
     ----------
     reader : DatasetSyncReaderAbstract
         Open.
+    view : mapping, optional
+        See ``BatchSource.view``.
     """
 
-    def __init__(self, reader: DatasetSyncReaderAbstract) -> None:
+    def __init__(self, reader: DatasetSyncReaderAbstract, view: Mapping[str, int | None] | None = None) -> None:
         self._reader = reader
+        self._view = dict(view or {})
+
+    @property
+    def view(self) -> dict[str, int | None]:
+        return dict(self._view)
 
     @property
     def size(self) -> int:

@@ -1,7 +1,7 @@
 """Gather: many byte ranges of files into one buffer, in one call without the GIL.
 
 Letters: R runs, F files. Run ``r`` is the byte range ``[src[r], src[r] + nbytes[r])`` of ``file[r]``; it goes to
-``out[dst[r] - shift:]``. A kernel works on runs ``[lo, hi)`` and stops at the first that it cannot do.
+``out[dst[r] - shift:]``; a run of no bytes needs no file. A kernel works on runs ``[lo, hi)`` and stops at the first that it cannot do.
 
 libc's ``pread`` and ``memcpy`` are bound by symbol (``numba.types.ExternalFunction``): such a call needs no pointer baked into
 the code, so the compiled kernel can be cached on disk, and it runs without the GIL.
@@ -36,6 +36,8 @@ def _gather_mapped_numpy(
 
     for r in range(lo, hi):
         f, n, d = int(file[r]), int(nbytes[r]), int(dst[r]) - shift
+        if n == 0:
+            continue
         if bases[f] < 0:
             status[0] = NOT_OPEN
             return r
@@ -67,6 +69,8 @@ def gather_mapped() -> Any:
         for r in range(lo, hi):
             f = file[r]
             n = nbytes[r]
+            if n == 0:
+                continue
             d = dst[r] - shift
             base = bases[f]
             if base < 0:
@@ -88,6 +92,8 @@ def _gather_pread_numpy(
     view = memoryview(out)
     for r in range(lo, hi):
         f, n, d = int(file[r]), int(nbytes[r]), int(dst[r]) - shift
+        if n == 0:
+            continue
         if fds[f] < 0:
             status[0] = NOT_OPEN
             return r
@@ -133,8 +139,10 @@ def gather_pread() -> Any:
         address = out.ctypes.data
         room = out.size
         for r in range(lo, hi):
-            fd = fds[file[r]]
             n = nbytes[r]
+            if n == 0:
+                continue
+            fd = fds[file[r]]
             d = dst[r] - shift
             if fd < 0:
                 status[0] = NOT_OPEN

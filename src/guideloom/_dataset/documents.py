@@ -1,0 +1,169 @@
+"""Documents seen as a data set: item ``i`` is document ``i``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._base.errors import ArgumentError, NotOpenError
+from guideloom._base.protocols import (
+    DatasetAbstract,
+    DatasetAsyncReaderAbstract,
+    DatasetSyncReaderAbstract,
+    DocumentStorageAbstract,
+    DocumentStorageAsyncReaderAbstract,
+    DocumentStorageSyncReaderAbstract,
+)
+from guideloom._dataset.document_readers import DocumentSyncReader
+from guideloom._dataset.indexing import item_index, slice_indexes
+from guideloom._dataset.source import BatchSource, Empty, ItemwiseSource
+from guideloom._read.operations import run
+
+I64 = npt.NDArray[np.int64]
+
+
+class DocumentDataset(DatasetAbstract):
+    """Documents by global index.
+
+    Parameters
+    ----------
+    storage : DocumentStorage, or your own DocumentStorageAbstract
+    """
+
+    def __init__(self, storage: DocumentStorageAbstract) -> None:
+        if not isinstance(storage, DocumentStorageAbstract):
+            raise ArgumentError(
+                f"expected a DocumentStorage, found {type(storage).__name__}: streams are a StreamDataset"
+            )
+        self.storage = storage
+
+    def sync_reader(self) -> DocumentDatasetSyncReader:
+        """Return a reader, not yet open."""
+        return DocumentDatasetSyncReader(self)
+
+    def async_reader(self) -> DocumentDatasetAsyncReader:
+        """Return an asyncio reader, not yet open."""
+        return DocumentDatasetAsyncReader(self)
+
+    def __repr__(self) -> str:
+        return f"DocumentDataset({self.storage!r})"
+
+
+class DocumentDatasetSyncReader(DatasetSyncReaderAbstract):
+    """Documents of an open data set; any number of threads may read at once."""
+
+    def __init__(self, dataset: DocumentDataset) -> None:
+        self._dataset = dataset
+        self._reader: DocumentStorageSyncReaderAbstract | None = None
+
+    def open(self) -> None:
+        """Open the storage."""
+        reader = self._dataset.storage.sync_reader()
+        reader.open()
+        self._reader = reader
+
+    def close(self) -> None:
+        """Close the storage; safe to call again."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    @property
+    def _opened(self) -> DocumentStorageSyncReaderAbstract:
+        if self._reader is None:
+            raise _not_open()
+        return self._reader
+
+    def batch_source(self) -> BatchSource:
+        """Return batched access, for the loader."""
+        reader = self._opened
+        if isinstance(reader, DocumentSyncReader):
+            return DocumentSource(reader)
+        return ItemwiseSource(self)
+
+    def __len__(self) -> int:
+        return self._opened.total_length
+
+    def __getitem__(self, index: int | slice, /) -> Any:
+        size = len(self)
+        if isinstance(index, slice):
+            return list(self._opened.read_many(slice_indexes(index, size)))
+        return self._opened.read(item_index(index, size, "document"))
+
+    def __repr__(self) -> str:
+        return f"DocumentDatasetSyncReader({self._dataset!r}, {'closed' if self._reader is None else f'{len(self)} documents'})"
+
+
+class DocumentDatasetAsyncReader(DatasetAsyncReaderAbstract):
+    """Documents of an open data set, for asyncio."""
+
+    def __init__(self, dataset: DocumentDataset) -> None:
+        self._dataset = dataset
+        self._reader: DocumentStorageAsyncReaderAbstract | None = None
+
+    async def open(self) -> None:
+        """Open the storage."""
+        reader = self._dataset.storage.async_reader()
+        await reader.open()
+        self._reader = reader
+
+    async def close(self) -> None:
+        """Close the storage; safe to call again."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
+
+    @property
+    def _opened(self) -> DocumentStorageAsyncReaderAbstract:
+        if self._reader is None:
+            raise _not_open()
+        return self._reader
+
+    def __len__(self) -> int:
+        return self._opened.total_length
+
+    def __getitem__(self, index: int | slice, /) -> Awaitable[Any]:
+        size = len(self)
+        if isinstance(index, slice):
+            return self._items(slice_indexes(index, size))
+        return self._opened.read(item_index(index, size, "document"))
+
+    async def _items(self, indexes: I64) -> Sequence[Any]:
+        return list(await self._opened.read_many(indexes))
+
+
+class DocumentSource(BatchSource):
+    """Batched access to one of our own open document sets."""
+
+    def __init__(self, reader: DocumentSyncReader) -> None:
+        self._reader = reader
+        self._files = reader.files
+        self._operations = reader.operations
+
+    @property
+    def size(self) -> int:
+        return self._operations.catalog.total
+
+    @property
+    def identity(self) -> str:
+        return self._reader.identity
+
+    @property
+    def has_arrays(self) -> bool:
+        return self._operations.ragged_dtype is not None
+
+    def prepare(self, indexes: I64) -> I64:
+        return self._operations.prepare(indexes)
+
+    def samples(self, prepared: I64, lo: int, hi: int) -> list[Any]:
+        return run(self._operations.samples(prepared, lo, hi), self._files)
+
+    def arrays(self, prepared: I64, lo: int, hi: int, empty: Empty) -> Any:
+        return run(self._operations.arrays(prepared, lo, hi, empty), self._files)
+
+
+def _not_open() -> NotOpenError:
+    return NotOpenError("this data set's reader is not open: call open() first, or use `with`")

@@ -1,0 +1,172 @@
+"""The storages: a directory, a format and a backend, which make writers and readers and open nothing themselves."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any, ClassVar
+
+from guideloom._base.errors import ArgumentError
+from guideloom._base.protocols import (
+    DocumentStorageAbstract,
+    DocumentStorageFormat,
+    IOReaderAbstract,
+    StorageFormat,
+    StreamStorageAbstract,
+    StreamStorageFormat,
+    StreamWithMetaStorageFormat,
+    WriteMode,
+)
+from guideloom._dataset.document_readers import DocumentAsyncReader, DocumentSyncReader
+from guideloom._dataset.stream_readers import StreamAsyncReader, StreamSyncReader
+from guideloom._io.seek import SeekIO
+from guideloom._storage.catalog import Kind
+from guideloom._storage.writer import DocumentWriter, StreamWithMetaWriter, StreamWriter
+
+
+class _Storage:
+    """What the storages share: arguments, their checks, and the local directory for writing."""
+
+    kind: ClassVar[Kind]
+    _needs: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        storage_dir: PurePath,
+        storage_format: StorageFormat,
+        read_interface: IOReaderAbstract | None = None,
+    ) -> None:
+        if isinstance(storage_dir, str):
+            raise ArgumentError(f"expected a pathlib.Path as storage_dir, found the str {storage_dir!r}: wrap it in Path()")
+        if not isinstance(storage_dir, PurePath):
+            raise ArgumentError(f"expected a pathlib.Path as storage_dir, found {type(storage_dir).__name__}")
+        if isinstance(storage_format, type):
+            raise ArgumentError(f"expected a format object, found the class {storage_format.__name__}: call it first")
+        missing = [name for name in self._needs if not hasattr(storage_format, name)]
+        if missing:
+            raise ArgumentError(
+                f"{type(storage_format).__name__} is no format for {type(self).__name__}: it has no {', '.join(missing)}"
+            )
+        if read_interface is None:
+            read_interface = SeekIO()
+        if isinstance(read_interface, type):
+            raise ArgumentError(f"expected a backend object, found the class {read_interface.__name__}: call it first")
+        if not (hasattr(read_interface, "sync_reader") and hasattr(read_interface, "is_supported")):
+            raise ArgumentError(f"expected a backend such as SeekIO(), found {type(read_interface).__name__}")
+        self.storage_dir = storage_dir
+        self.storage_format = storage_format
+        self.read_interface = read_interface
+
+    def _local_dir(self) -> Path:
+        if not isinstance(self.storage_dir, Path):
+            raise ArgumentError(
+                f"writing needs a local pathlib.Path, found {type(self.storage_dir).__name__}: write locally, then copy",
+                path=self.storage_dir,
+            )
+        return self.storage_dir
+
+    def __repr__(self) -> str:
+        name = type(self.storage_format).__name__
+        return f"{type(self).__name__}({str(self.storage_dir)!r}, {name}, {self.read_interface!r})"
+
+    @abstractmethod
+    def sync_reader(self) -> Any:
+        """Return a reader, not yet open."""
+
+
+class StreamStorage(_Storage, StreamStorageAbstract):
+    """A stream of fixed-size elements (tokens, say) in numbered shards.
+
+    Parameters
+    ----------
+    storage_dir : pathlib.Path
+        The data set's folder; a ``PurePath`` will do for reading through a backend of your own.
+    storage_format : StreamStorageFormat
+        How records become elements, and windows become samples; see :class:`guideloom.StreamNumpyFormat`.
+    read_interface : IOReaderAbstract, optional
+        How files are read; ``SeekIO()`` by default, ``PosixPreadIO()`` is the one to prefer where it is supported.
+
+    Notes
+    -----
+    Picklable, small, and opens nothing by itself. Shard ``s`` of the global stream follows shard ``s - 1``.
+    """
+
+    kind = "stream"
+    _needs = ("stream_dtype", "pack", "unpack")
+    storage_format: StreamStorageFormat
+
+    def sync_writer(self, mode: WriteMode = "create", *, metadata: Mapping[str, Any] | None = None) -> StreamWriter:
+        """Return a writer.
+
+        Parameters
+        ----------
+        mode : {"create", "append", "overwrite"}
+            "create" refuses a committed shard, "append" extends it, "overwrite" replaces it; none touches what is committed
+            before the new commit, which happens at ``close``.
+        metadata : mapping, optional
+            JSON-able notes kept in the commit records, e.g. the tokenizer's name.
+        """
+        return StreamWriter(self._local_dir(), self.storage_format, mode, metadata)
+
+    def sync_reader(self) -> StreamSyncReader:
+        """Return a reader, not yet open."""
+        return StreamSyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
+
+    def async_reader(self) -> StreamAsyncReader:
+        """Return an asyncio reader, not yet open."""
+        return StreamAsyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
+
+
+class StreamWithMetaStorage(_Storage, StreamStorageAbstract):
+    """A stream with one variable-size payload for each contiguous span of elements.
+
+    Parameters
+    ----------
+    storage_dir, storage_format, read_interface
+        As for :class:`StreamStorage`; the format is a ``StreamWithMetaStorageFormat``.
+    """
+
+    kind = "stream_with_meta"
+    _needs = ("stream_dtype", "size", "pack", "unpack")
+    storage_format: StreamWithMetaStorageFormat
+
+    def sync_writer(
+        self, mode: WriteMode = "create", *, metadata: Mapping[str, Any] | None = None
+    ) -> StreamWithMetaWriter:
+        """Return a writer; see :meth:`StreamStorage.sync_writer`."""
+        return StreamWithMetaWriter(self._local_dir(), self.storage_format, mode, metadata)
+
+    def sync_reader(self) -> StreamSyncReader:
+        """Return a reader, not yet open."""
+        return StreamSyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
+
+    def async_reader(self) -> StreamAsyncReader:
+        """Return an asyncio reader, not yet open."""
+        return StreamAsyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
+
+
+class DocumentStorage(_Storage, DocumentStorageAbstract):
+    """Whole documents of any size in numbered shards.
+
+    Parameters
+    ----------
+    storage_dir, storage_format, read_interface
+        As for :class:`StreamStorage`; the format is a ``DocumentStorageFormat``.
+    """
+
+    kind = "document"
+    _needs = ("pack", "unpack")
+    storage_format: DocumentStorageFormat
+
+    def sync_writer(self, mode: WriteMode = "create", *, metadata: Mapping[str, Any] | None = None) -> DocumentWriter:
+        """Return a writer; see :meth:`StreamStorage.sync_writer`."""
+        return DocumentWriter(self._local_dir(), self.storage_format, mode, metadata)
+
+    def sync_reader(self) -> DocumentSyncReader:
+        """Return a reader, not yet open."""
+        return DocumentSyncReader(self.storage_dir, self.storage_format, self.read_interface)
+
+    def async_reader(self) -> DocumentAsyncReader:
+        """Return an asyncio reader, not yet open."""
+        return DocumentAsyncReader(self.storage_dir, self.storage_format, self.read_interface)

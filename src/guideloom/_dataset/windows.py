@@ -1,0 +1,239 @@
+"""A stream seen as windows of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._base.errors import ArgumentError, NotOpenError
+from guideloom._base.protocols import (
+    DatasetAbstract,
+    DatasetAsyncReaderAbstract,
+    DatasetSyncReaderAbstract,
+    StreamStorageAbstract,
+    StreamStorageAsyncReaderAbstract,
+    StreamStorageSyncReaderAbstract,
+)
+from guideloom._dataset.indexing import integer, item_index, slice_indexes
+from guideloom._dataset.source import BatchSource, Empty, ItemwiseSource
+from guideloom._dataset.stream_readers import Operations, StreamAsyncReader, StreamSyncReader
+from guideloom._plan.windows import WindowPlan
+from guideloom._read.operations import run, run_async
+from guideloom._read.streams import WantedDtype, widened
+
+I64 = npt.NDArray[np.int64]
+
+
+class StreamDataset(DatasetAbstract):
+    """Windows of ``sequence_length`` elements; item ``i`` is ``[i * sequence_length, (i + 1) * sequence_length + overlap)``.
+
+    Parameters
+    ----------
+    storage : StreamStorage, StreamWithMetaStorage, or your own StreamStorageAbstract
+    sequence_length : int
+        Elements from one window to the next, T.
+    overlap : int, default 0
+        Elements that a window shares with the next one. With 1 a window has T + 1 elements: inputs ``[:-1]`` and labels ``[1:]`` come out of
+        one read, and every element but the first is a label exactly once.
+    dtype : dtype-like, or mapping field -> dtype-like, optional
+        Wider dtype in which elements arrive (``<u2`` on disk, ``int64`` in the batch); must hold every value of the field.
+
+    Notes
+    -----
+    ``len`` is ``(total - overlap) // sequence_length``; the trailing part is left out.
+    """
+
+    def __init__(
+        self,
+        storage: StreamStorageAbstract,
+        sequence_length: int,
+        *,
+        overlap: int = 0,
+        dtype: WantedDtype = None,
+    ) -> None:
+        self.storage = storage
+        self.sequence_length = integer(sequence_length, "sequence_length")
+        self.overlap = integer(overlap, "overlap")
+        if self.sequence_length < 1:
+            raise ArgumentError(f"sequence_length must be at least 1, got {self.sequence_length}")
+        if self.overlap < 0:
+            raise ArgumentError(f"overlap must be at least 0, got {self.overlap}")
+        if not isinstance(storage, StreamStorageAbstract):
+            raise ArgumentError(
+                f"expected a StreamStorage or StreamWithMetaStorage, found {type(storage).__name__}: "
+                "documents are a DocumentDataset"
+            )
+        self.dtype = dtype
+        stream_dtype = getattr(getattr(storage, "storage_format", None), "stream_dtype", None)
+        if dtype is not None:
+            if stream_dtype is None:
+                raise ArgumentError("dtype needs one of GuideLoom's own storages")
+            widened(np.dtype(stream_dtype), dtype)
+
+    @property
+    def window_length(self) -> int:
+        """Elements in a window: ``sequence_length + overlap``."""
+        return self.sequence_length + self.overlap
+
+    @property
+    def view(self) -> dict[str, int | None]:
+        """What a loader's state pins of this view."""
+        return {"sequence_length": self.sequence_length, "overlap": self.overlap}
+
+    def count(self, total: int) -> int:
+        """Windows in a stream of ``total`` elements."""
+        return max(0, total - self.overlap) // self.sequence_length
+
+    def sync_reader(self) -> StreamDatasetSyncReader:
+        """Return a reader, not yet open."""
+        return StreamDatasetSyncReader(self)
+
+    def async_reader(self) -> StreamDatasetAsyncReader:
+        """Return an asyncio reader, not yet open."""
+        return StreamDatasetAsyncReader(self)
+
+    def __repr__(self) -> str:
+        return f"StreamDataset({self.storage!r}, {self.sequence_length}, overlap={self.overlap})"
+
+
+class StreamDatasetSyncReader(DatasetSyncReaderAbstract):
+    """The windows of an open stream; any number of threads may read at once."""
+
+    def __init__(self, dataset: StreamDataset) -> None:
+        self._dataset = dataset
+        self._reader: StreamStorageSyncReaderAbstract | None = None
+        self._source: BatchSource | None = None
+        self._size = 0
+
+    def open(self) -> None:
+        """Open the storage."""
+        reader = self._dataset.storage.sync_reader()
+        reader.open()
+        self._reader = reader
+        self._size = self._dataset.count(reader.total_length)
+        if isinstance(reader, StreamSyncReader):
+            self._source = WindowSource(self._dataset, reader, self._size)
+        else:
+            self._source = ItemwiseSource(self, self._dataset.view)
+
+    def close(self) -> None:
+        """Close the storage; safe to call again."""
+        reader, self._reader, self._source = self._reader, None, None
+        if reader is not None:
+            reader.close()
+
+    def batch_source(self) -> BatchSource:
+        """Return batched access, for the loader."""
+        if self._source is None:
+            raise _not_open()
+        return self._source
+
+    def __len__(self) -> int:
+        if self._source is None:
+            raise _not_open()
+        return self._size
+
+    def __getitem__(self, index: int | slice, /) -> Any:
+        size = len(self)
+        if isinstance(index, slice):
+            return self._items(slice_indexes(index, size))
+        return self._items(np.array([item_index(index, size, "window")], np.int64))[0]
+
+    def _items(self, indexes: I64) -> list[Any]:
+        if isinstance(self._source, WindowSource):
+            return self._source.samples(self._source.prepare(indexes), 0, indexes.size)
+        if self._reader is None:
+            raise _not_open()
+        step, length = self._dataset.sequence_length, self._dataset.window_length
+        return [self._reader.read(index * step, length) for index in indexes.tolist()]
+
+    def __repr__(self) -> str:
+        return f"StreamDatasetSyncReader({self._dataset!r}, {'closed' if self._source is None else f'{self._size} windows'})"
+
+
+class StreamDatasetAsyncReader(DatasetAsyncReaderAbstract):
+    """The windows of an open stream, for asyncio."""
+
+    def __init__(self, dataset: StreamDataset) -> None:
+        self._dataset = dataset
+        self._reader: StreamStorageAsyncReaderAbstract | None = None
+
+    async def open(self) -> None:
+        """Open the storage."""
+        reader = self._dataset.storage.async_reader()
+        await reader.open()
+        self._reader = reader
+
+    async def close(self) -> None:
+        """Close the storage; safe to call again."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
+
+    def __len__(self) -> int:
+        if self._reader is None:
+            raise _not_open()
+        return self._dataset.count(self._reader.total_length)
+
+    def __getitem__(self, index: int | slice, /) -> Awaitable[Any]:
+        size = len(self)
+        if isinstance(index, slice):
+            return self._items(slice_indexes(index, size))
+        return self._item(item_index(index, size, "window"))
+
+    async def _item(self, index: int) -> Any:
+        return (await self._items(np.array([index], np.int64)))[0]
+
+    async def _items(self, indexes: I64) -> Sequence[Any]:
+        reader, dataset = self._reader, self._dataset
+        if reader is None:
+            raise _not_open()
+        if isinstance(reader, StreamAsyncReader):
+            operations = reader.operations.with_dtype(dataset.dtype)
+            plan = operations.prepare(indexes * dataset.sequence_length, dataset.window_length)
+            return await run_async(operations.samples(plan, 0, indexes.size), reader.files)
+        step, length = dataset.sequence_length, dataset.window_length
+        return [await reader.read(index * step, length) for index in indexes.tolist()]
+
+
+class WindowSource(BatchSource):
+    """Batched access to the windows of one of our own open streams."""
+
+    def __init__(self, dataset: StreamDataset, reader: StreamSyncReader, size: int) -> None:
+        self._dataset = dataset
+        self._reader = reader
+        self._files = reader.files
+        self._operations: Operations = reader.operations.with_dtype(dataset.dtype)
+        self._size = size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def identity(self) -> str:
+        return self._reader.identity
+
+    @property
+    def view(self) -> dict[str, int | None]:
+        return self._dataset.view
+
+    @property
+    def has_arrays(self) -> bool:
+        return True
+
+    def prepare(self, indexes: I64) -> WindowPlan:
+        return self._operations.prepare(indexes * self._dataset.sequence_length, self._dataset.window_length)
+
+    def samples(self, prepared: WindowPlan, lo: int, hi: int) -> list[Any]:
+        return run(self._operations.samples(prepared, lo, hi), self._files)
+
+    def arrays(self, prepared: WindowPlan, lo: int, hi: int, empty: Empty) -> Any:
+        return run(self._operations.arrays(prepared, lo, hi, empty), self._files)
+
+
+def _not_open() -> NotOpenError:
+    return NotOpenError("this data set's reader is not open: call open() first, or use `with`")

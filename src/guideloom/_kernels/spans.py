@@ -1,0 +1,143 @@
+"""Spans of windows: which rows of the span table, which payloads, and which payload belongs to each element.
+
+Letters: B windows, R runs (see ``_kernels/windows.py``), S segments, M entries of all samples, Q rows of all blocks, P spans of all windows.
+A *block* is the run of table rows that holds every span of one run of elements; a *row* is (first element, payload offset).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._kernels.door import kernel
+
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+
+
+@kernel(
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])"
+)
+def find_blocks(
+    segment: I64,
+    first: I64,
+    count: I64,
+    sample_bounds: I64,
+    samples: I64,
+    loaded: I64,
+    stride: I64,
+    rows: I64,
+    block_row: I64,
+    block_size: I64,
+) -> int:
+    """Bound the table rows of each run by the in-memory samples.
+
+    Run ``r`` is elements ``[first[r], first[r] + count[r])`` of ``segment[r]``. The samples of segment ``s`` are
+    ``samples[sample_bounds[s]:sample_bounds[s + 1]]``, one for every ``stride[s]`` of its ``rows[s]`` rows. Fills ``block_row`` and
+    ``block_size`` int64[R]; a block includes the row after its last span. Returns -1, or the first run whose segment's
+    samples are not loaded.
+    """
+    for r in range(segment.size):
+        s = segment[r]
+        if loaded[s] == 0:
+            return r
+        sample = samples[sample_bounds[s] : sample_bounds[s + 1]]
+        lo = np.searchsorted(sample, first[r], side="right") - 1
+        hi = np.searchsorted(sample, first[r] + count[r] - 1, side="right")
+        lo = max(lo, 0)
+        block_row[r] = lo * stride[s]
+        block_size[r] = min(hi * stride[s], rows[s]) - lo * stride[s] + 1
+    return -1
+
+
+@kernel(
+    "int64(int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])"
+)
+def find_spans(
+    table: I64,
+    block_bounds: I64,
+    segment: I64,
+    first: I64,
+    count: I64,
+    payload_size: I64,
+    span_row: I64,
+    span_count: I64,
+    src: I64,
+    nbytes: I64,
+) -> int:
+    """Find each run's spans in its block, check them, and bound its payload.
+
+    ``table`` int64[Q, 2] holds the blocks one behind the other, ``block_bounds`` int64[R+1]. Fills ``span_row`` (row of ``table``),
+    ``span_count``, and the payload's ``src``, ``nbytes`` in the segment's payload file (of ``payload_size[s]`` bytes).
+    Returns -1, or the first run whose rows cannot be right.
+    """
+    for r in range(segment.size):
+        begin = block_bounds[r]
+        end = block_bounds[r + 1]
+        a = first[r]
+        b = a + count[r]
+        lo = begin
+        hi = end  # the last row with table[row, 0] <= a is in [lo, hi)
+        while hi - lo > 1:
+            middle = (lo + hi) // 2
+            if table[middle, 0] <= a:
+                lo = middle
+            else:
+                hi = middle
+        if table[lo, 0] > a:
+            return r
+        row = lo
+        while True:
+            if row + 1 >= end or table[row + 1, 0] <= table[row, 0] or table[row + 1, 1] < table[row, 1]:
+                return r
+            row += 1
+            if table[row, 0] >= b:
+                break
+        if table[lo, 1] < 0 or table[row, 1] > payload_size[segment[r]]:
+            return r
+        span_row[r] = lo
+        span_count[r] = row - lo
+        src[r] = table[lo, 1]
+        nbytes[r] = table[row, 1] - table[lo, 1]
+    return -1
+
+
+@kernel(
+    "void(int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], "
+    "int32[:, ::1], int64[::1], int64[::1], int64[::1])"
+)
+def fill_spans(
+    table: I64,
+    span_row: I64,
+    span_count: I64,
+    first: I64,
+    count: I64,
+    shard_of_run: I64,
+    first_run: I64,
+    index: I32,
+    span_bounds: I64,
+    offsets: I64,
+    shard_of_span: I64,
+) -> None:
+    """Say for each element which span it lies in, and for each span where its payload stands in the batch's payload buffer.
+
+    Fills ``index`` int32[B, L] (within the window), ``span_bounds`` int64[B+1], ``offsets`` int64[P+1], ``shard_of_span`` int64[P].
+    """
+    p = 0
+    at = 0
+    for b in range(first_run.size - 1):
+        span_bounds[b] = p
+        base = p
+        e = 0
+        for r in range(first_run[b], first_run[b + 1]):
+            stop = first[r] + count[r]
+            for row in range(span_row[r], span_row[r] + span_count[r]):
+                size = min(table[row + 1, 0], stop) - max(table[row, 0], first[r])
+                index[b, e : e + size] = p - base
+                e += size
+                offsets[p] = at
+                at += table[row + 1, 1] - table[row, 1]
+                shard_of_span[p] = shard_of_run[r]
+                p += 1
+    span_bounds[first_run.size - 1] = p
+    offsets[p] = at

@@ -1,0 +1,76 @@
+"""Which bytes the windows of a stream are: pure, no I/O.
+
+Letters: B windows, R runs, S segments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._kernels.windows import count_runs, fill_runs
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """Byte ranges of B windows of one length.
+
+    Parameters
+    ----------
+    num_windows, length : int
+        B, and elements a window.
+    window_bytes : int
+        Bytes a window takes in the buffer.
+    file, src, dst, nbytes : int64[R]
+        Run ``r`` is ``nbytes[r]`` bytes from offset ``src[r]`` of file ``file[r]``, and goes to offset ``dst[r]`` of the buffer.
+    segment : int64[R]
+        Segment of each run.
+    first_run : int64[B+1]
+        Runs of window ``b`` are ``first_run[b] .. first_run[b+1]``.
+    bounds : list of int, length B+1
+        ``first_run`` as Python integers, for slicing.
+    """
+
+    num_windows: int
+    length: int
+    window_bytes: int
+    file: I64
+    src: I64
+    dst: I64
+    nbytes: I64
+    segment: I64
+    first_run: I64
+    bounds: list[int]
+
+
+def plan_windows(starts: I64, segment_file: I64, begins: I64, length: int, itemsize: int) -> WindowPlan:
+    """Plan the windows ``[begins[b], begins[b] + length)`` of a stream that wraps.
+
+    Parameters
+    ----------
+    starts : int64[S+1]
+        Global index of each segment's first element, and the total.
+    segment_file : int64[S]
+        The file that holds each segment's elements.
+    begins : int64[B]
+        In ``[0, total)``; the caller has checked it.
+    length : int
+        Elements a window, at least 0; above the total it wraps as often as needed.
+    itemsize : int
+        Bytes an element.
+    """
+    begins = np.ascontiguousarray(begins, np.int64)
+    num_windows = begins.size
+    num_runs = count_runs(starts, begins, length) if length else 0
+    columns = np.empty((5, num_runs), np.int64)
+    file, src, dst, nbytes, segment = columns
+    first_run = np.zeros(num_windows + 1, np.int64)
+    if num_runs:
+        fill_runs(starts, begins, length, itemsize, segment_file, file, src, dst, nbytes, segment, first_run)
+    return WindowPlan(
+        num_windows, length, length * itemsize, file, src, dst, nbytes, segment, first_run, first_run.tolist()
+    )

@@ -1,0 +1,145 @@
+"""Opening a data set for reading: its catalog, and its files behind a backend.
+
+A local folder read by our own backends is listed; anything else is asked for by name, through the backend alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from guideloom._base.errors import DamagedRecordError
+from guideloom._base.protocols import (
+    IOAsyncReaderAbstract,
+    IOReaderAbstract,
+    IOSyncReaderAbstract,
+    StorageFormat,
+)
+from guideloom._format.naming import format_name
+from guideloom._read.files import FileSet, FileTable, default_capacity, is_own_backend, open_file_set
+from guideloom._read.operations import AsyncBackendFiles, AsyncFiles, ThreadedFiles
+from guideloom._storage.catalog import Catalog, Kind
+from guideloom._storage.local import LocalFolder, drive, drive_async
+from guideloom._storage.opening import open_catalog
+from guideloom._storage.requests import FileSize, ListFolder, ReadFile, ReadRange, Request
+
+
+
+def _wanted_dtype(storage_format: StorageFormat) -> np.dtype[Any] | None:
+    dtype = getattr(storage_format, "stream_dtype", None)
+    return None if dtype is None else np.dtype(dtype)
+
+
+def file_table(directory: PurePath, catalog: Catalog) -> FileTable:
+    """Return paths, sizes and shards of a catalog's files."""
+    shards = np.zeros(len(catalog.files), np.int64)
+    for column in (catalog.elements_file, catalog.offsets_file, catalog.payload_file, catalog.table_file):
+        there = column >= 0
+        shards[column[there]] = catalog.shard[there]
+    return FileTable([directory / name for name in catalog.files], catalog.sizes, shards)
+
+
+class BackendFolder:
+    """Answers requests through a user's backend: nothing but opening a path, its size, and reads."""
+
+    def __init__(self, directory: PurePath, backend: IOReaderAbstract) -> None:
+        self._directory = directory
+        self._make = backend.sync_reader()
+
+    def answer(self, request: Request) -> Any:
+        """Answer one request."""
+        if isinstance(request, ListFolder):
+            return None
+        reader: IOSyncReaderAbstract | None = None
+        try:
+            reader = self._make(self._directory / request.name)
+            reader.open()
+        except FileNotFoundError:
+            return None
+        try:
+            if isinstance(request, ReadRange):
+                return bytes(reader.read(request.offset_bytes, request.size_bytes))
+            size = reader.filesize()
+            if isinstance(request, FileSize):
+                return size
+            check_limit(request, size, self._directory)
+            return bytes(reader.read(0, size))
+        finally:
+            reader.close()
+
+
+class AsyncBackendFolder:
+    """Answers requests through a user's asyncio backend."""
+
+    def __init__(self, directory: PurePath, backend: IOReaderAbstract) -> None:
+        self._directory = directory
+        self._make = backend.async_reader()
+
+    async def answer(self, request: Request) -> Any:
+        """Answer one request."""
+        if isinstance(request, ListFolder):
+            return None
+        reader: IOAsyncReaderAbstract | None = None
+        try:
+            reader = self._make(self._directory / request.name)
+            await reader.open()
+        except FileNotFoundError:
+            return None
+        try:
+            if isinstance(request, ReadRange):
+                return bytes(await reader.read(request.offset_bytes, request.size_bytes))
+            size = await reader.filesize()
+            if isinstance(request, FileSize):
+                return size
+            check_limit(request, size, self._directory)
+            return bytes(await reader.read(0, size))
+        finally:
+            await reader.close()
+
+
+def check_limit(request: ReadFile, size: int, directory: PurePath) -> None:
+    """Refuse a record or manifest of a size that none can have, before it is read."""
+    if size > request.limit_bytes:
+        raise DamagedRecordError(
+            f"expected at most {request.limit_bytes} bytes, found {size}", path=directory / request.name
+        )
+
+
+def open_data_set(
+    directory: PurePath, storage_format: StorageFormat, backend: IOReaderAbstract, kind: Kind
+) -> tuple[Catalog, FileSet]:
+    """Open a data set: read what it is, check it, and return it with its files.
+
+    Raises
+    ------
+    DataSetError
+        By cause: not there, foreign, another kind or dtype, newer, with holes, or damaged.
+    """
+    opening = open_catalog(kind, _wanted_dtype(storage_format), format_name(storage_format))
+    catalog = drive(opening, folder_of(directory, backend).answer)
+    return catalog, open_file_set(backend, file_table(directory, catalog))
+
+
+def folder_of(directory: PurePath, backend: IOReaderAbstract) -> LocalFolder | BackendFolder:
+    """Return what answers requests about a directory."""
+    return LocalFolder(Path(directory)) if is_own_backend(backend) else BackendFolder(directory, backend)
+
+
+async def open_data_set_async(
+    directory: PurePath, storage_format: StorageFormat, backend: IOReaderAbstract, kind: Kind
+) -> tuple[Catalog, AsyncFiles]:
+    """Open a data set for asyncio; see :func:`open_data_set`."""
+    if is_own_backend(backend):
+        import asyncio
+
+        catalog, files = await asyncio.to_thread(open_data_set, directory, storage_format, backend, kind)
+        return catalog, ThreadedFiles(files)
+    opening: Generator[Request, Any, Catalog] = open_catalog(
+        kind, _wanted_dtype(storage_format), format_name(storage_format)
+    )
+    catalog = await drive_async(opening, AsyncBackendFolder(directory, backend).answer)
+    table = file_table(directory, catalog)
+    return catalog, AsyncBackendFiles(table, default_capacity(), backend.async_reader())

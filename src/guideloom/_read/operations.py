@@ -1,0 +1,178 @@
+"""Reading, written once: an operation is a generator that yields gathers and returns its result.
+
+The synchronous reader and the asyncio reader run the same operations; only who carries out the gathers differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._base.errors import CorruptDataError, NotOpenError
+from guideloom._base.protocols import IOAsyncReaderAbstract
+from guideloom._read.files import FileSet, FileTable
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+ResultT = TypeVar("ResultT")
+
+MAX_CONCURRENT_READS = 32
+"""Reads of a user's asyncio backend in flight at once, for one gather."""
+
+
+@dataclass(slots=True)
+class Gather:
+    """Runs ``[lo, hi)`` of a plan, to be read into ``out``; see ``FileSet.gather``."""
+
+    file: I64
+    src: I64
+    dst: I64
+    nbytes: I64
+    lo: int
+    hi: int
+    out: U8
+    shift: int = 0
+
+
+Operation: TypeAlias = Generator[Gather, None, ResultT]
+
+
+def run(operation: Operation[ResultT], files: FileSet) -> ResultT:
+    """Run an operation; the gathers are carried out by this thread."""
+    try:
+        while True:
+            g = next(operation)
+            files.gather(g.file, g.src, g.dst, g.nbytes, g.lo, g.hi, g.out, g.shift)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    finally:
+        operation.close()
+
+
+class AsyncFiles(Protocol):
+    """What an asyncio reader reads from."""
+
+    async def gather(self, request: Gather) -> None:
+        """Carry out one gather."""
+
+    async def close(self) -> None:
+        """Close the files."""
+
+
+async def run_async(operation: Operation[ResultT], files: AsyncFiles) -> ResultT:
+    """Run an operation; the gathers are awaited."""
+    try:
+        while True:
+            await files.gather(next(operation))
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    finally:
+        operation.close()
+
+
+class ThreadedFiles:
+    """A synchronous file set for asyncio: each gather runs on a thread of the loop's pool, without the GIL."""
+
+    def __init__(self, files: FileSet) -> None:
+        self._files = files
+
+    async def gather(self, g: Gather) -> None:
+        """Carry out one gather on a thread."""
+        await asyncio.to_thread(self._files.gather, g.file, g.src, g.dst, g.nbytes, g.lo, g.hi, g.out, g.shift)
+
+    async def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+
+class AsyncBackendFiles:
+    """A user's own asyncio backend, through its documented methods only.
+
+    Keeps at most ``capacity`` files open between gathers; reads of one gather run concurrently.
+    """
+
+    def __init__(
+        self, table: FileTable, capacity: int, make: Callable[[PurePath], IOAsyncReaderAbstract]
+    ) -> None:
+        self._table = table
+        self._capacity = max(1, capacity)
+        self._make = make
+        self._open: dict[int, asyncio.Task[IOAsyncReaderAbstract]] = {}
+        self._users: dict[int, int] = {}
+        self._closed = False
+
+    async def gather(self, g: Gather) -> None:
+        """Carry out one gather."""
+        if self._closed:
+            raise NotOpenError("this reader is closed: open it again")
+        room = asyncio.Semaphore(MAX_CONCURRENT_READS)
+        view = memoryview(g.out)
+
+        async def one(r: int) -> None:
+            async with room:
+                file, at, size = int(g.file[r]), int(g.dst[r]) - g.shift, int(g.nbytes[r])
+                await self._read(file, int(g.src[r]), view[at : at + size])
+
+        tasks = [asyncio.ensure_future(one(r)) for r in range(g.lo, g.hi)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            # After an error the other reads must be over before their buffer goes.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._evict()
+
+    async def _read(self, file: int, offset: int, out: memoryview) -> None:
+        self._users[file] = self._users.get(file, 0) + 1
+        try:
+            if file not in self._open:
+                self._open[file] = asyncio.ensure_future(self._open_one(file))
+            try:
+                reader = await asyncio.shield(self._open[file])
+            except BaseException:
+                self._open.pop(file, None)
+                raise
+            self._open[file] = self._open.pop(file)
+            try:
+                data = await reader.read(offset, len(out))
+            except IndexError as error:
+                raise self._short(file, offset, len(out), str(error)) from error
+            if len(data) != len(out):
+                raise self._short(file, offset, len(out), f"read() gave {len(data)} bytes")
+            out[:] = data
+        finally:
+            self._users[file] -= 1
+
+    def _short(self, file: int, offset: int, size: int, why: str) -> CorruptDataError:
+        return CorruptDataError(
+            f"the backend could not give {size} bytes: {why}",
+            path=self._table.paths[file],
+            shard=int(self._table.shards[file]),
+            offset=offset,
+        )
+
+    async def _open_one(self, file: int) -> IOAsyncReaderAbstract:
+        reader = self._make(self._table.paths[file])
+        try:
+            await reader.open()
+        except FileNotFoundError as error:
+            raise self._table.missing(file) from error
+        return reader
+
+    async def _evict(self) -> None:
+        idle = [file for file in self._open if not self._users.get(file)]
+        for file in idle[: max(0, len(self._open) - self._capacity)]:
+            await (await self._open.pop(file)).close()
+
+    async def close(self) -> None:
+        """Close the files."""
+        self._closed = True
+        for file in list(self._open):
+            await (await self._open.pop(file)).close()

@@ -1,0 +1,298 @@
+"""Reading windows with the payloads of the spans they touch.
+
+Three gathers a batch, whatever its size: elements, rows of the span table, payloads.
+
+Letters: B windows, L elements a window, R runs, S segments, P spans of all windows.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._base.errors import CorruptDataError
+from guideloom._base.protocols import StreamWithMetaStorageFormat
+from guideloom._kernels.spans import fill_spans, find_blocks, find_spans
+from guideloom._plan.windows import WindowPlan, plan_windows
+from guideloom._read.operations import Gather, Operation
+from guideloom._read.streams import Empty, StreamOperations, WantedDtype, gather_windows
+from guideloom._storage.catalog import Catalog
+
+I64 = npt.NDArray[np.int64]
+
+MAX_SAMPLES = 1 << 22
+"""Most entries of the span tables' samples kept in memory (8 bytes each): beyond it every second one is kept, and so on."""
+
+ROW_BYTES = 16
+
+
+@dataclass(slots=True)
+class SpanBatch:
+    """Windows and their spans.
+
+    Parameters
+    ----------
+    rows : dtype[B, L]
+    index : int32[B, L]
+        For each element its span within the window.
+    bounds : int64[B+1]
+        Spans of window ``b`` are ``bounds[b] .. bounds[b+1]``.
+    offsets : int64[P+1]
+        Payload ``p`` is ``payload[offsets[p]:offsets[p+1]]``.
+    shard : int64[P]
+    payload : uint8[M]
+    """
+
+    rows: npt.NDArray[Any]
+    index: npt.NDArray[np.int32]
+    bounds: I64
+    offsets: I64
+    shard: I64
+    payload: npt.NDArray[np.uint8]
+
+
+class SpanOperations:
+    """Operations on the windows of one open stream with metadata, in the current or the published layout."""
+
+    def __init__(
+        self, catalog: Catalog, storage_format: StreamWithMetaStorageFormat, wanted: WantedDtype = None
+    ) -> None:
+        self.catalog = catalog
+        self.format = storage_format
+        # Elements are read as a plain stream's are: only the published layout has a span number beside each.
+        self._elements = StreamOperations(catalog, storage_format, wanted)  # type: ignore[arg-type]
+        self.dtype = self._elements.dtype
+        self._published = catalog.layout == "published-1"
+        self._row_dtype = (
+            np.dtype([("span", "<i4"), ("element", catalog.dtype)]) if self._published else self._elements.disk_dtype
+        )
+        sizes = catalog.sizes if catalog.sizes.size else np.zeros(1, np.int64)
+        self._payload_size = np.where(catalog.payload_file >= 0, sizes[catalog.payload_file], 0).astype(np.int64)
+        if not self._published:
+            self._lay_out_samples()
+
+    def with_dtype(self, wanted: WantedDtype) -> SpanOperations:
+        """Return the same operations with elements in other dtypes."""
+        return self if wanted is None else SpanOperations(self.catalog, self.format, wanted)
+
+    def prepare(self, begins: I64, length: int) -> WindowPlan:
+        """Plan the elements of windows; pure."""
+        return plan_windows(
+            self.catalog.starts, self.catalog.elements_file, begins, length, self._row_dtype.itemsize
+        )
+
+    # --- samples of the span tables ---------------------------------------------------------------
+
+    def _lay_out_samples(self) -> None:
+        stride = np.maximum(self.catalog.table_stride, 1)
+        keep = 1
+        while int((-(-self.catalog.spans // (stride * keep))).sum()) > MAX_SAMPLES:
+            keep *= 2
+        self._keep = keep
+        self._stride = stride * keep
+        self._sample_bounds = np.zeros(self.catalog.spans.size + 1, np.int64)
+        np.cumsum(-(-self.catalog.spans // self._stride), out=self._sample_bounds[1:])
+        self._samples = np.zeros(int(self._sample_bounds[-1]), np.int64)
+        self._loaded = np.zeros(self.catalog.spans.size, np.int64)
+        self._lock = threading.Lock()
+
+    def _load_samples(self, segment: int) -> Operation[None]:
+        rows, stride = int(self.catalog.spans[segment]), int(self.catalog.table_stride[segment])
+        whole = np.empty(-(-rows // stride), np.int64)
+        file = int(self.catalog.table_file[segment])
+        one = np.zeros(1, np.int64)
+        yield Gather(
+            one + file, one + (rows + 1) * ROW_BYTES, one, one + whole.nbytes, 0, 1, whole.view(np.uint8)
+        )
+        if whole.size and (whole[0] != 0 or (np.diff(whole) <= 0).any()):
+            raise CorruptDataError(
+                "expected the sample of the span table to rise from 0: restore the file, or write the shard anew",
+                path=self.catalog.files[file],
+                shard=int(self.catalog.shard[segment]),
+                offset=(rows + 1) * ROW_BYTES,
+            )
+        with self._lock:
+            self._samples[self._sample_bounds[segment] : self._sample_bounds[segment + 1]] = whole[:: self._keep]
+            self._loaded[segment] = 1
+
+    # --- operations ---------------------------------------------------------------------------------
+
+    def read(self, plan: WindowPlan, lo: int, hi: int) -> Operation[SpanBatch]:
+        """Read the windows ``[lo, hi)`` of a plan with their spans."""
+        rows = np.empty((hi - lo, plan.length), self._row_dtype)
+        yield from gather_windows(plan, lo, hi, rows)
+        begin, end = plan.bounds[lo], plan.bounds[hi]
+        itemsize = self._row_dtype.itemsize
+        segment = plan.segment[begin:end]
+        first = plan.src[begin:end] // itemsize
+        count = plan.nbytes[begin:end] // itemsize
+        if self._published:
+            table, bounds = yield from self._published_table(rows, segment, first, count)
+            rows = rows["element"]
+        else:
+            table, bounds = yield from self._table(segment, first, count)
+        num_runs = end - begin
+        span_row, span_count, src, nbytes = np.empty((4, num_runs), np.int64)
+        bad = find_spans(table, bounds, segment, first, count, self._payload_size, span_row, span_count, src, nbytes)
+        if bad >= 0:
+            self._refuse(int(segment[bad]), int(first[bad]))
+        num_spans = int(span_count.sum())
+        dst = np.zeros(num_runs + 1, np.int64)
+        np.cumsum(nbytes, out=dst[1:])
+        payload = np.empty(int(dst[-1]), np.uint8)
+        if payload.size:
+            yield Gather(self.catalog.payload_file[segment], src, dst, nbytes, 0, num_runs, payload)
+        batch = SpanBatch(
+            rows=rows,
+            index=np.empty(rows.shape, np.int32),
+            bounds=np.empty(hi - lo + 1, np.int64),
+            offsets=np.empty(num_spans + 1, np.int64),
+            shard=np.empty(num_spans, np.int64),
+            payload=payload,
+        )
+        first_run = plan.first_run[lo : hi + 1] - begin
+        fill_spans(
+            table,
+            span_row,
+            span_count,
+            first,
+            count,
+            self.catalog.shard[segment],
+            first_run,
+            batch.index,
+            batch.bounds,
+            batch.offsets,
+            batch.shard,
+        )
+        return batch
+
+    def _table(self, segment: I64, first: I64, count: I64) -> Operation[tuple[I64, I64]]:
+        """Read the blocks of the span tables that hold the spans of each run."""
+        num_runs = segment.size
+        block_row, block_size = np.empty((2, num_runs), np.int64)
+        while True:
+            missing = find_blocks(
+                segment,
+                first,
+                count,
+                self._sample_bounds,
+                self._samples,
+                self._loaded,
+                self._stride,
+                self.catalog.spans,
+                block_row,
+                block_size,
+            )
+            if missing < 0:
+                break
+            yield from self._load_samples(int(segment[missing]))
+        bounds = np.zeros(num_runs + 1, np.int64)
+        np.cumsum(block_size, out=bounds[1:])
+        table = np.empty((int(bounds[-1]), 2), np.int64)
+        if num_runs:
+            yield Gather(
+                self.catalog.table_file[segment],
+                block_row * ROW_BYTES,
+                bounds[:-1] * ROW_BYTES,
+                block_size * ROW_BYTES,
+                0,
+                num_runs,
+                table.reshape(-1).view(np.uint8),
+            )
+        return table, bounds
+
+    def _published_table(
+        self, rows: npt.NDArray[Any], segment: I64, first: I64, count: I64
+    ) -> Operation[tuple[I64, I64]]:
+        """Make the same rows out of the span numbers beside each element and the offsets of the published layout."""
+        number = np.ascontiguousarray(rows["span"], np.int64).reshape(-1)
+        at = np.zeros(count.size + 1, np.int64)
+        np.cumsum(count, out=at[1:])
+        starts = np.zeros(number.size, bool)
+        starts[at[:-1]] = True
+        starts[1:] |= number[1:] != number[:-1]
+        where = np.flatnonzero(starts)
+        run = np.searchsorted(at, where, side="right") - 1
+        span = number[where]
+        step = np.diff(span)
+        same_run = np.diff(run) == 0
+        bad = np.flatnonzero((span < 0) | (span >= self.catalog.spans[segment[run]]))
+        broken = np.flatnonzero(same_run & (step != 1))
+        if bad.size or broken.size:
+            worst = int(bad[0]) if bad.size else int(broken[0]) + 1
+            self._refuse(int(segment[run[worst]]), int(first[run[worst]] + where[worst] - at[run[worst]]))
+        # One row a span, and behind each run the row after its last span: offset of the next payload, end of the run.
+        bounds = np.zeros(count.size + 1, np.int64)
+        np.cumsum(np.bincount(run, minlength=count.size) + 1, out=bounds[1:])
+        table = np.empty((int(bounds[-1]), 2), np.int64)
+        row = np.arange(where.size) + run
+        table[row, 0] = first[run] + where - at[run]
+        last = bounds[1:] - 1
+        table[last, 0] = first + count
+        # Payload offsets: a run's spans are consecutive, so its offsets are one range of the index.
+        num_rows = np.diff(bounds)
+        offsets = np.empty(int(bounds[-1]), np.int64)
+        first_span = span[np.searchsorted(run, np.arange(count.size))] if count.size else np.zeros(0, np.int64)
+        if count.size:
+            yield Gather(
+                self.catalog.offsets_file[segment],
+                first_span * 8,
+                bounds[:-1] * 8,
+                num_rows * 8,
+                0,
+                count.size,
+                offsets.view(np.uint8),
+            )
+        table[:, 1] = offsets
+        return table, bounds
+
+    def _refuse(self, segment: int, element: int) -> NoReturn:
+        file = int((self.catalog.offsets_file if self._published else self.catalog.table_file)[segment])
+        raise CorruptDataError(
+            f"the spans around element {element} do not rise, or reach outside the payload file: "
+            "restore the file, or write the shard anew",
+            path=self.catalog.files[file],
+            shard=int(self.catalog.shard[segment]),
+        )
+
+    def samples(self, plan: WindowPlan, lo: int, hi: int) -> Operation[list[Any]]:
+        """Read and unpack the windows ``[lo, hi)`` of a plan."""
+        batch = yield from self.read(plan, lo, hi)
+        rows = batch.rows if batch.rows.dtype == self.dtype else batch.rows.astype(self.dtype)
+        unpack = self.format.unpack
+        view = memoryview(batch.payload)
+        offsets = batch.offsets.tolist()
+        bounds = batch.bounds.tolist()
+        payloads = [view[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        return [
+            unpack(row, batch.shard[a:b], index, payloads[a:b])
+            for row, index, a, b in zip(rows, batch.index, bounds, bounds[1:], strict=False)
+        ]
+
+    def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty) -> Operation[Any]:
+        """Read the windows ``[lo, hi)`` of a plan as arrays.
+
+        A dict: the fields as in a plain stream (plain elements under ``"elements"``), ``"span_index"`` int32[n, L],
+        ``"span_bounds"`` int64[n+1], ``"span_offsets"`` int64[P+1], ``"span_payload"`` uint8[M].
+        """
+        batch = yield from self.read(plan, lo, hi)
+        names = self.dtype.names
+        columns: dict[str, npt.NDArray[Any]] = {"elements": batch.rows} if names is None else {n: batch.rows[n] for n in names}
+        result: dict[str, npt.NDArray[Any]] = {}
+        for name, column in columns.items():
+            wanted = self.dtype if names is None else self.dtype[name].base
+            result[name] = empty(column.shape, wanted)
+            np.copyto(result[name], column, casting="safe")
+        for name, values in (
+            ("span_index", batch.index),
+            ("span_bounds", batch.bounds),
+            ("span_offsets", batch.offsets),
+            ("span_payload", batch.payload),
+        ):
+            result[name] = empty(values.shape, values.dtype)
+            result[name][...] = values
+        return result

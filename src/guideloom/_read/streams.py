@@ -1,0 +1,190 @@
+"""Reading windows of a stream: raw rows, samples, columns.
+
+Letters: B windows, L elements a window, R runs, S segments.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._base.errors import ArgumentError
+from guideloom._base.protocols import StreamStorageFormat
+from guideloom._format.stream_numpy import StreamNumpyFormat
+from guideloom._plan.windows import WindowPlan, plan_windows
+from guideloom._read.operations import Gather, Operation
+from guideloom._storage.catalog import Catalog
+
+I64 = npt.NDArray[np.int64]
+Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
+WantedDtype: TypeAlias = npt.DTypeLike | dict[str, npt.DTypeLike] | None
+
+
+def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
+    """Return the element dtype in which windows arrive.
+
+    Parameters
+    ----------
+    dtype : dtype
+        As the format declares it.
+    wanted : dtype-like, or mapping field -> dtype-like, or None
+        A single dtype applies to every field that it can hold without loss, and must suit at least one;
+        a mapping names the fields.
+
+    Raises
+    ------
+    ArgumentError
+        A dtype that cannot hold every value of the field, or a field that does not exist.
+    """
+    if wanted is None:
+        return dtype
+
+    def check(name: str, have: np.dtype[Any], want: np.dtype[Any]) -> np.dtype[Any]:
+        base, shape = have.subdtype if have.subdtype else (have, ())
+        if not np.can_cast(base, want, "safe"):
+            raise ArgumentError(
+                f"dtype {want} cannot hold every value of {name} ({base}): ask for a wider one, such as {np.promote_types(base, want)}"
+            )
+        return np.dtype((want, shape)) if shape else want
+
+    if dtype.names is None:
+        if isinstance(wanted, dict):
+            raise ArgumentError(f"the elements have no fields ({dtype}): give one dtype, not a mapping")
+        return check("the element", dtype, np.dtype(wanted))
+    fields = {name: dtype[name] for name in dtype.names}
+    if isinstance(wanted, dict):
+        for name, want in wanted.items():
+            if name not in fields:
+                raise ArgumentError(f"no field {name!r} in the elements: they have {', '.join(fields)}")
+            fields[name] = check(f"field {name!r}", fields[name], np.dtype(want))
+    else:
+        want = np.dtype(wanted)
+        suited = [name for name, have in fields.items() if np.can_cast(have.base, want, "safe") and have.base.kind == want.kind
+                  or (have.base.kind == "u" and want.kind == "i" and np.can_cast(have.base, want, "safe"))]
+        if not suited:
+            raise ArgumentError(f"dtype {want} cannot hold every value of any field of {dtype}: name the fields in a mapping")
+        for name in suited:
+            fields[name] = check(f"field {name!r}", fields[name], want)
+    return np.dtype(list(fields.items()))
+
+
+class StreamOperations:
+    """Operations on the windows of one open stream.
+
+    Parameters
+    ----------
+    catalog : Catalog
+    storage_format : StreamStorageFormat
+    wanted : dtype-like, mapping, or None
+        See :func:`widened`.
+    """
+
+    def __init__(self, catalog: Catalog, storage_format: StreamStorageFormat, wanted: WantedDtype = None) -> None:
+        if catalog.dtype is None:
+            raise ArgumentError("a stream needs an element dtype")
+        self.catalog = catalog
+        self.format = storage_format
+        self.disk_dtype = catalog.dtype
+        self.dtype = widened(np.dtype(storage_format.stream_dtype), wanted)
+        self._wanted = wanted
+        self._convert = self.dtype != self.disk_dtype
+
+    def with_dtype(self, wanted: WantedDtype) -> StreamOperations:
+        """Return the same operations with elements in other dtypes."""
+        return self if wanted is None else StreamOperations(self.catalog, self.format, wanted)
+
+    def prepare(self, begins: I64, length: int) -> WindowPlan:
+        """Plan windows; pure."""
+        return plan_windows(self.catalog.starts, self.catalog.elements_file, begins, length, self.disk_dtype.itemsize)
+
+    def rows(self, plan: WindowPlan, lo: int, hi: int) -> Operation[npt.NDArray[Any]]:
+        """Read the windows ``[lo, hi)`` of a plan: disk_dtype[hi - lo, L]."""
+        rows = np.empty((hi - lo, plan.length), self.disk_dtype)
+        yield from gather_windows(plan, lo, hi, rows)
+        return rows
+
+    def samples(self, plan: WindowPlan, lo: int, hi: int) -> Operation[list[Any]]:
+        """Read and unpack the windows ``[lo, hi)`` of a plan."""
+        rows = yield from self.rows(plan, lo, hi)
+        if self._convert:
+            rows = rows.astype(self.dtype)
+        if type(self.format) is StreamNumpyFormat and self.format.data_type is None:
+            return unpack_fields(rows)
+        lengths, shards, bounds = shard_runs(plan, self.catalog.shard, self.disk_dtype.itemsize, lo, hi)
+        unpack = self.format.unpack
+        return [
+            unpack(row, lengths[begin:end], shards[begin:end])
+            for row, begin, end in zip(rows, bounds, bounds[1:], strict=False)
+        ]
+
+    def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty) -> Operation[Any]:
+        """Read the windows ``[lo, hi)`` of a plan as one C-contiguous array [hi - lo, L, ...] a field (a dict), or one for plain elements."""
+        return self._arrays(plan, lo, hi, empty)
+
+    def _arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty) -> Operation[Any]:
+        shape = (hi - lo, plan.length)
+        names = self.dtype.names
+        if not self._convert and (names is None or len(names) == 1):
+            # The bytes of the rows are the bytes of the array: gather straight into it.
+            field = self.dtype if names is None else self.dtype[names[0]]
+            out = empty(shape + field.shape, field.base)
+            yield from gather_windows(plan, lo, hi, out)
+            return out if names is None else {names[0]: out}
+        rows = yield from self.rows(plan, lo, hi)
+        if names is None:
+            out = empty(shape, self.dtype)
+            np.copyto(out, rows, casting="safe")
+            return out
+        columns = {}
+        for name in names:
+            field = self.dtype[name]
+            columns[name] = empty(shape + field.shape, field.base)
+            np.copyto(columns[name], rows[name], casting="safe")
+        return columns
+
+
+def gather_windows(plan: WindowPlan, lo: int, hi: int, out: npt.NDArray[Any]) -> Operation[None]:
+    """Read the windows ``[lo, hi)`` of a plan into ``out``, C-contiguous, of ``(hi - lo) * window_bytes`` bytes."""
+    flat = out.reshape(-1).view(np.uint8)
+    yield Gather(
+        plan.file, plan.src, plan.dst, plan.nbytes, plan.bounds[lo], plan.bounds[hi], flat, lo * plan.window_bytes
+    )
+
+
+def unpack_fields(rows: npt.NDArray[Any]) -> list[dict[str, npt.NDArray[Any]]]:
+    """What ``StreamNumpyFormat.unpack`` gives, for all rows [n, L] at once: views, one dict a row."""
+    names = rows.dtype.names or ()
+    if len(names) == 1:
+        name = names[0]
+        return [{name: row} for row in rows[name]]
+    columns = [rows[name] for name in names]
+    return [dict(zip(names, fields, strict=True)) for fields in zip(*columns, strict=True)]
+
+
+@functools.lru_cache(maxsize=8)
+def _whole_windows(num_windows: int) -> list[int]:
+    return list(range(num_windows + 1))
+
+
+def shard_runs(plan: WindowPlan, shard: I64, itemsize: int, lo: int, hi: int) -> tuple[I64, I64, list[int]]:
+    """For the windows ``[lo, hi)``: length and shard of each run of elements from one shard, and each window's bounds in them.
+
+    Runs of neighbouring segments of one shard are one; where a window wraps, its shard is named again.
+    """
+    begin, end = plan.bounds[lo], plan.bounds[hi]
+    lengths = plan.nbytes[begin:end] // itemsize
+    shards = shard[plan.segment[begin:end]]
+    first = plan.first_run[lo : hi + 1] - begin
+    if end - begin == hi - lo:
+        return lengths, shards, _whole_windows(hi - lo)
+    segment = plan.segment[begin:end]
+    starts = np.ones(end - begin, bool)
+    starts[1:] = (shards[1:] != shards[:-1]) | (segment[1:] <= segment[:-1])
+    starts[first[:-1][first[:-1] < end - begin]] = True
+    at = np.flatnonzero(starts)
+    bounds = np.searchsorted(at, first)
+    return np.add.reduceat(lengths, at) if at.size else lengths, shards[at], bounds.tolist()
