@@ -1,0 +1,101 @@
+"""The obvious answers: pure Python, one element at a time, to compare the fast ones with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def naive_window(shards: Sequence[Iterable[T]], index: int, length: int) -> list[T]:
+    """Return the elements of a window of the global stream, going on at the first element after the last.
+
+    Parameters
+    ----------
+    shards : sequence of iterables
+        The elements of each shard.
+    index, length : int
+        First element and number of elements.
+    """
+    flat = [element for shard in shards for element in shard]
+    if not 0 <= index < len(flat) or length < 0:
+        raise IndexError(f"window [{index}, {index} + {length}) of {len(flat)} elements")
+    return [flat[(index + i) % len(flat)] for i in range(length)]
+
+
+def naive_runs(counts: Sequence[int], index: int, length: int) -> list[tuple[int, int]]:
+    """Return the runs ``(shard, length)`` of a window: elements from one shard without a wrap between them."""
+    owners = [[(shard, i) for i in range(count)] for shard, count in enumerate(counts)]
+    runs: list[tuple[int, int]] = []
+    last: tuple[int, int] | None = None
+    for shard, i in naive_window(owners, index, length):
+        if last is not None and last == (shard, i - 1):
+            runs[-1] = (shard, runs[-1][1] + 1)
+        else:
+            runs.append((shard, 1))
+        last = (shard, i)
+    return runs
+
+
+def naive_span_window(span_lengths: Sequence[Sequence[int]], index: int, length: int) -> list[tuple[int, int, int]]:
+    """Return ``(element, shard, span)`` for each element of a window; elements and spans are numbered globally.
+
+    Parameters
+    ----------
+    span_lengths : sequence of sequences of int
+        The lengths of the spans of each shard.
+    index, length : int
+        First element and number of elements.
+    """
+    owners: list[list[tuple[int, int, int]]] = []
+    element = span = 0
+    for shard, lengths in enumerate(span_lengths):
+        owners.append([])
+        for size in lengths:
+            for _ in range(size):
+                owners[-1].append((element, shard, span))
+                element += 1
+            span += 1
+    return naive_window(owners, index, length)
+
+
+def naive_order(count: int) -> list[int]:
+    """Return the order of an epoch without shuffling."""
+    return list(range(count))
+
+
+def naive_batches(
+    order: Sequence[T], local_batch_size: int, rank: int = 0, world_size: int = 1, drop_last: bool = True
+) -> list[list[T]]:
+    """Return the batches that a rank gets of an epoch.
+
+    Parameters
+    ----------
+    order : sequence
+        The epoch's samples; position ``p`` belongs to global batch ``p // (local_batch_size * world_size)`` and to rank
+        ``p % world_size``.
+    local_batch_size, rank, world_size, drop_last
+        As the loader's.
+    """
+    size = local_batch_size * world_size
+    steps = len(order) // size if drop_last else -(-len(order) // size)
+    batches: list[list[T]] = [[] for _ in range(steps)]
+    for position, sample in enumerate(order):
+        if position // size < steps and position % world_size == rank:
+            batches[position // size].append(sample)
+    return batches
+
+
+def difference(expected: Any, found: Any) -> str | None:
+    """Say where two nested lists first differ, or None."""
+    if isinstance(expected, list) and isinstance(found, list):
+        for i, (left, right) in enumerate(zip(expected, found, strict=False)):
+            inner = difference(left, right)
+            if inner is not None:
+                return f"[{i}]{inner}" if inner.startswith("[") else f"[{i}]: {inner}"
+        if len(expected) != len(found):
+            rest = expected[len(found) :] or found[len(expected) :]
+            return f"expected {len(expected)} items, found {len(found)}; the first without a partner is {rest[0]!r}"
+        return None
+    return None if expected == found else f"expected {expected!r}, found {found!r}"
