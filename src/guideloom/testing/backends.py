@@ -341,8 +341,8 @@ class LatencyBackend(BackendWrapper):
     inner : IOReaderAbstract, optional
         The backend that reads; ``SeekIO`` when not given.
     gate : threading.Event, threading.Barrier or callable, optional
-        What a call waits for: ``gate.wait()``, or ``gate(path, offset, size)`` returning. A test that holds an ``Event``
-        decides itself when a slow read ends, without a clock.
+        What a call waits for: ``gate.wait()``, or ``gate(path, offset, size)`` returning. A test that holds an
+        ``Event`` decides itself when a slow read ends, without a clock.
     delay_s : float
         Seconds that each call takes besides; for benchmarks.
     operations : tuple of {"open", "filesize", "read"}

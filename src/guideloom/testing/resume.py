@@ -123,9 +123,10 @@ def check_resume(
 
     Notes
     -----
-    Also checked: a state survives its transport unchanged; a state taken right after a load equals the loaded one; a state
-    taken while the iterator is live equals the one taken after it was closed; a run that was asked for its state at each
-    batch delivers the same. At the very end of an epoch the restored loader may begin with the empty rest of that epoch.
+    Also checked: a state survives its transport unchanged; a state taken right after a load equals the loaded one; one
+    taken while the iterator is live equals the one taken after it was closed; a run that was asked for its state at
+    each batch delivers the same. A state taken at an epoch's last batch, before its ``StopIteration``, may be resumed
+    with the empty rest of that epoch.
     Costs ``len(points) * len(through) * len(restore_with)`` runs, plus one for each stride.
     """
     # One epoch more than asked: what follows the last point must be right too.

@@ -142,13 +142,11 @@ def _sums(path: Path, size: int, block: int, contents: Mapping[int, bytes]) -> b
 
     count = -(-size // block)
     sums = np.full(count, xxh3_64_intdigest(bytes(block)), "<u8")
-    touched = {
-        b
-        for offset, content in contents.items()
-        for b in range(offset // block, (offset + len(content) - 1) // block + 1)
-    }
+    touched = {count - 1} if count else set()
+    for offset, content in contents.items():
+        touched.update(range(offset // block, -(-(offset + len(content)) // block)))
     with open(path, "rb") as file:
-        for b in sorted(touched | {count - 1} if count else set()):
+        for b in sorted(touched):
             file.seek(b * block)
             sums[b] = xxh3_64_intdigest(file.read(block))
     return sums.tobytes()
