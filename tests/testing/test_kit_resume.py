@@ -78,7 +78,7 @@ class FakeLoader:
 def test_the_reference_is_the_uninterrupted_run() -> None:
     epochs = reference(FakeLoader, 2, local_batch_size=4)
     assert [[len(batch) for batch in epoch] for epoch in epochs] == [[4, 4, 2], [4, 4, 2]]
-    assert [sorted(sum(epoch, [])) for epoch in epochs] == [list(range(10))] * 2
+    assert [sorted(i for batch in epoch for i in batch) for epoch in epochs] == [list(range(10))] * 2
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

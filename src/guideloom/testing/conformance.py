@@ -8,6 +8,7 @@ import pickle
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path, PurePath
 from types import TracebackType
@@ -315,19 +316,11 @@ def _ranges(size: int) -> list[tuple[int, int]]:
 def _in_threads(work: Callable[[], None], count: int = 6) -> None:
     """Run ``work`` in threads that start together; the first failure of any is raised here."""
     barrier = threading.Barrier(count)
-    errors: list[BaseException] = []
 
     def run() -> None:
-        try:
-            barrier.wait()
-            work()
-        except BaseException as error:  # reaches the caller below
-            errors.append(error)
+        barrier.wait()
+        work()
 
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(count) as pool:
+        for future in [pool.submit(run) for _ in range(count)]:
+            future.result()
