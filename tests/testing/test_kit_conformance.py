@@ -140,7 +140,11 @@ class _EmptyMap(_Reader):
     def open(self) -> None:
         super().open()
         assert self.file is not None
-        mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ).close()
+        try:
+            mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_READ).close()
+        except ValueError:
+            self.close()
+            raise
 
 
 class _MissingIsAnotherError(_Reader):

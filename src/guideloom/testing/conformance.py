@@ -9,7 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path, PurePath
 from types import TracebackType
 
@@ -163,13 +163,12 @@ class BackendConformance(ABC):
     def test_a_result_is_the_caller_s(self, tmp_path: Path) -> None:
         """Later reads and ``close`` leave a result as it was: formats may hand out views of it."""
         path = self.place(tmp_path, "a.bin", SMALL)
-        reader = self.make_backend().sync_reader()(path)
-        reader.open()
-        first = reader.read(0, 5)
-        view = np.frombuffer(first, np.uint8)
-        second = reader.read(5, 5)
-        assert view.tobytes() == SMALL[:5], "a second read changed the result of the first"
-        reader.close()
+        with closing(self.make_backend().sync_reader()(path)) as reader:
+            reader.open()
+            first = reader.read(0, 5)
+            view = np.frombuffer(first, np.uint8)
+            second = reader.read(5, 5)
+            assert view.tobytes() == SMALL[:5], "a second read changed the result of the first"
         assert view.tobytes() + bytes(second) == SMALL[:10], "close() changed a result"
 
     def test_read_into_fills_exactly(self, tmp_path: Path) -> None:
@@ -190,15 +189,16 @@ class BackendConformance(ABC):
     def test_a_reader_can_be_opened_again(self, tmp_path: Path) -> None:
         """``close`` may be called twice and before ``open``; after it ``open`` works again and sees the file anew."""
         path = self.place(tmp_path, "a.bin", SMALL)
-        reader = self.make_backend().sync_reader()(path)
-        reader.close()
-        for content in (SMALL, SMALL[::-1] + b"more"):
-            self.place(tmp_path, "a.bin", content)
-            reader.open()
-            assert reader.filesize() == len(content)
-            self._check(reader.read(0, len(content)), content, 0, len(content))
+        with closing(self.make_backend().sync_reader()(path)) as reader:
             reader.close()
-            reader.close()
+            for content in (SMALL, SMALL[::-1] + b"more"):
+                self.place(tmp_path, "a.bin", content)
+                reader.open()
+                found = reader.filesize()
+                assert found == len(content), f"opened again, filesize() gave {found} for {len(content)} bytes"
+                self._check(reader.read(0, len(content)), content, 0, len(content))
+                reader.close()
+                reader.close()
 
     def test_readers_are_independent(self, tmp_path: Path) -> None:
         """Two readers of one backend, of one file or of two, do not disturb each other."""
