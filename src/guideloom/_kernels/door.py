@@ -1,8 +1,10 @@
-"""The one door to numba: compiles a kernel on its first call, without the GIL, cached on disk where that is possible."""
+"""The one door to numba: compiles a kernel on its first call, without the GIL, cached on disk where possible."""
 
 from __future__ import annotations
 
+import logging
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
@@ -10,9 +12,36 @@ from typing import Any, Generic, TypeVar, cast
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
+_logger = logging.getLogger(__name__)
+
+# What numba raises when the cache is at fault: no folder can be written (RuntimeError), a folder went away or the disk
+# is full (OSError), a file was torn by a crash (whatever unpickling raises). numba's own errors are not among them.
+_CACHE_ERRORS = (
+    RuntimeError,
+    OSError,
+    EOFError,
+    pickle.PickleError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ImportError,
+    TypeError,
+)
+
+
+def _is_on(variable: str, default: str = "0") -> bool:
+    return os.environ.get(variable, default) not in ("", "0")
+
+
 def jit_disabled() -> bool:
     """Whether ``NUMBA_DISABLE_JIT=1`` asks for plain Python."""
-    return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
+    return _is_on("NUMBA_DISABLE_JIT")
+
+
+def cache_enabled() -> bool:
+    """Whether compiled kernels may be kept on disk: unless ``GUIDELOOM_KERNEL_CACHE=0``, or ``NUMBA_BOUNDSCHECK=1``."""
+    # numba's cache does not know whether an entry was compiled with bounds checks, and would serve the one without.
+    return _is_on("GUIDELOOM_KERNEL_CACHE", "1") and not _is_on("NUMBA_BOUNDSCHECK")
 
 
 class Kernel(Generic[FunctionT]):
@@ -26,13 +55,16 @@ class Kernel(Generic[FunctionT]):
     signature : str
         Eager numba signature.
     twin : callable, optional
-        What runs under ``NUMBA_DISABLE_JIT=1`` when the source cannot run as plain Python (it uses raw addresses).
+        What runs under ``NUMBA_DISABLE_JIT=1`` when the source cannot run as plain Python (it uses raw addresses, or
+        wrapping 64-bit arithmetic); required with ``build``.
 
     Notes
     -----
-    The compiled dispatcher replaces ``self.compiled`` once; calls after that cost one attribute look-up more than numba's
-    own. The cache on disk is numba's (beside the module, else the user's cache folder); ``GUIDELOOM_KERNEL_CACHE=0``
-    turns it off, and a folder that cannot be written does so quietly.
+    The compiled dispatcher replaces ``self.compiled`` once; calls after that cost one attribute look-up more than
+    numba's own. The cache on disk is numba's (``NUMBA_CACHE_DIR``, else beside the module, else the user's cache
+    folder); ``GUIDELOOM_KERNEL_CACHE=0`` turns it off. A folder that cannot be written, a full disk or a torn file
+    does so quietly: only a debug message of this module's logger says it.
+    Processes may compile on one cache at once: numba writes each file under a temporary name and renames it.
     """
 
     def __init__(self, source: FunctionT, signature: str, twin: FunctionT | None, build: bool) -> None:
@@ -57,18 +89,17 @@ class Kernel(Generic[FunctionT]):
         return (self.compiled or self.get())(*args)
 
     def _compile(self) -> FunctionT:
-        if jit_disabled() and self._twin is not None:
-            return self._twin
+        if jit_disabled():
+            return self._twin or self._source
         import numba
 
         function = self._source() if self._build else self._source
-        use_cache = os.environ.get("GUIDELOOM_KERNEL_CACHE", "1") != "0"
-        if use_cache:
+        if cache_enabled():
             try:
                 return cast(FunctionT, numba.njit(self._signature, nogil=True, cache=True)(function))
-            except (RuntimeError, OSError):
-                # numba: "cannot cache function: no locator available", or a cache folder that went away or is full.
-                pass
+            except _CACHE_ERRORS as error:
+                # Not hidden: what is wrong with the kernel itself is raised again below.
+                _logger.debug("kernel %s: compiling without the cache on disk: %r", self.__name__, error)
         return cast(FunctionT, numba.njit(self._signature, nogil=True)(function))
 
 
@@ -76,6 +107,8 @@ def kernel(
     signature: str, *, twin: Callable[..., Any] | None = None, build: bool = False
 ) -> Callable[[FunctionT], Kernel[FunctionT]]:
     """Declare a kernel; see :class:`Kernel`."""
+    if build and twin is None:
+        raise TypeError("a kernel that is built has no plain Python form: give it a twin")
 
     def declare(source: FunctionT) -> Kernel[FunctionT]:
         return Kernel(source, signature, cast("FunctionT | None", twin), build)
