@@ -1,303 +1,29 @@
-"""The open files of a reader: bounded, shared by threads, read in batches.
-
-A *file set* knows a data set's files by number. ``gather`` carries out the runs of a plan: it opens what is not open, keeps at most
-``capacity`` files open, and turns what goes wrong into an error with path, shard and offset.
-"""
+"""The file set of each backend: compiled gathers for ours, the documented methods for a user's own."""
 
 from __future__ import annotations
 
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._base.errors import CorruptDataError, GuideLoomError, MissingShardError, NotOpenError
+from guideloom._base.errors import CorruptDataError, GuideLoomError
 from guideloom._base.protocols import IOReaderAbstract, IOSyncReaderAbstract
 from guideloom._io.mapped import MmapIO, map_file
 from guideloom._io.pread import PosixPreadIO, advise_random
 from guideloom._io.seek import SeekIO
-from guideloom._kernels.gather import BAD_RANGE, DONE, FAILED, NOT_OPEN, SHORT, gather_mapped, gather_pread
+from guideloom._kernels.columns import copy_code, spread_mapped
+from guideloom._kernels.gather import gather_mapped, gather_pread
+from guideloom._kernels.status import DONE, NOT_OPEN
+from guideloom._read.asks import Spread
+from guideloom._read.fileset import FileSet, FileTable, PooledFileSet, default_capacity
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
-HandleT = TypeVar("HandleT")
-
-MAX_OPEN_FILES = 1024
-"""Most files one reader keeps open, when the process may open that many."""
-
-
-def default_capacity() -> int:
-    """How many files one reader may keep open: a quarter of what the process may open, at most ``MAX_OPEN_FILES``."""
-    try:
-        import resource
-    except ImportError:
-        return 128
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else max(8, min(MAX_OPEN_FILES, soft // 4))
-
-
-class FileTable:
-    """Names, sizes and shards of a data set's files, for opening them and for messages.
-
-    Parameters
-    ----------
-    paths : sequence of PurePath, length F
-    sizes : int64[F]
-        Bytes, as committed.
-    shards : int64[F]
-    """
-
-    def __init__(self, paths: list[PurePath], sizes: I64, shards: I64) -> None:
-        self.paths = paths
-        self.sizes = np.ascontiguousarray(sizes, np.int64)
-        self.shards = shards
-
-    def check_size(self, file: int, found: int) -> None:
-        """Refuse a file whose size is no longer the committed one."""
-        expected = int(self.sizes[file])
-        if found != expected:
-            raise CorruptDataError(
-                f"expected a file of {expected} bytes, as its commit record says, found {found}: "
-                "the file was changed after it was committed; restore it, or write the shard anew",
-                path=self.paths[file],
-                shard=int(self.shards[file]),
-                offset=min(found, expected),
-            )
-
-    def missing(self, file: int) -> MissingShardError:
-        """Return the error for a file that is gone."""
-        return MissingShardError(
-            "a file of a committed shard is gone: restore it, or write the shard anew with mode='overwrite'",
-            path=self.paths[file],
-            shard=int(self.shards[file]),
-        )
-
-
-class FileSet(ABC):
-    """Files that ``gather`` reads from; any number of threads may call it at once.
-
-    ``close`` is safe at any time: files that a gather still uses are closed by the last one to finish.
-    """
-
-    def __init__(self, table: FileTable) -> None:
-        self.table = table
-        self._lock = threading.Lock()
-        self._users = 0
-        self._closed = False
-        self._pid = os.getpid()
-
-    def gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int = 0) -> None:
-        """Fill ``out`` with the runs ``[lo, hi)``: ``out[dst[r] - shift:][:nbytes[r]]`` = bytes from ``src[r]`` of ``file[r]``.
-
-        Parameters
-        ----------
-        file, src, dst, nbytes : int64[R], C-contiguous
-        lo, hi : int
-            Half-open range of runs.
-        out : uint8[M], C-contiguous
-            Owned by the caller; every byte of every run is written, or an error is raised.
-        shift : int
-            Subtracted from ``dst``.
-        """
-        self._enter()
-        try:
-            self._gather(file, src, dst, nbytes, lo, hi, out, shift)
-        finally:
-            self._leave()
-
-    def close(self) -> None:
-        """Close the files; a gather after this is a ``RuntimeError``."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            idle = self._users == 0
-        if idle:
-            self._release()
-
-    def _enter(self) -> None:
-        if self._pid != os.getpid():
-            self._after_fork()
-        with self._lock:
-            if self._closed:
-                raise NotOpenError("this reader is closed: open it again, or keep it open while threads read from it")
-            self._users += 1
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._closed and self._users == 0
-        if last:
-            self._release()
-
-    def _after_fork(self) -> None:
-        # The parent's threads do not exist here, so neither do their locks nor their use of the files.
-        self._lock = threading.Lock()
-        self._users = 0
-        self._forget()
-        self._pid = os.getpid()
-
-    @abstractmethod
-    def _gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> None: ...
-
-    @abstractmethod
-    def _release(self) -> None:
-        """Close everything."""
-
-    @abstractmethod
-    def _forget(self) -> None:
-        """Drop what the parent of this forked process had open, so that it is opened anew."""
-
-
-class PooledFileSet(FileSet, Generic[HandleT]):
-    """A file set that keeps handles, at most ``capacity``, and evicts the least recently used ones.
-
-    As long as all files fit, a gather takes no lock for them: ``values`` (int64[F], -1 when not open) only ever gains entries.
-    """
-
-    def __init__(self, table: FileTable, capacity: int) -> None:
-        super().__init__(table)
-        self.capacity = max(1, capacity)
-        self.values = np.full(len(table.paths), -1, np.int64)
-        self._handles: dict[int, HandleT] = {}  # in order of last use
-        self._pins: dict[int, int] = {}
-        self._pool = threading.Condition(threading.Lock())
-
-    @property
-    def num_open(self) -> int:
-        """Files open now."""
-        return len(self._handles)
-
-    @abstractmethod
-    def _open_one(self, file: int) -> tuple[HandleT, int]:
-        """Open a file; returns its handle and the value that the gather uses."""
-
-    @abstractmethod
-    def _close_one(self, handle: HandleT) -> None: ...
-
-    @abstractmethod
-    def _gather_open(
-        self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int
-    ) -> int:
-        """Gather; returns DONE, or the run whose file is not open; raises for anything else."""
-
-    def _gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> None:
-        if self.values.size <= self.capacity:
-            while (stopped := self._gather_open(file, src, dst, nbytes, lo, hi, out, shift)) != DONE:
-                self._ensure(int(file[stopped]))
-                lo = stopped
-            return
-        while lo < hi:
-            # Runs on few files at a time, so that several threads go on side by side within the capacity.
-            wanted: dict[int, None] = {}
-            end = lo
-            for end in range(lo, hi):
-                number = int(file[end])
-                if not nbytes[end]:
-                    continue
-                if number not in wanted and len(wanted) >= max(1, self.capacity // 8):
-                    break
-                wanted[number] = None
-            else:
-                end = hi
-            pinned: list[int] = []
-            try:
-                for number in sorted(wanted):
-                    self._pin(number, alone=not pinned)
-                    pinned.append(number)
-                stopped = self._gather_open(file, src, dst, nbytes, lo, end, out, shift)
-                if stopped != DONE:
-                    raise RuntimeError(f"file {int(file[stopped])} was evicted while pinned")
-            finally:
-                self._unpin(pinned)
-            lo = end
-
-    def _ensure(self, file: int) -> None:
-        with self._pool:
-            if self.values[file] < 0:
-                self._open_locked(file)
-
-    def _open_locked(self, file: int) -> None:
-        handle, value = self._open_one(file)
-        self._handles[file] = handle
-        self.values[file] = value
-
-    def _pin(self, file: int, alone: bool) -> None:
-        """Open ``file`` and keep it open. Waits for room only when it holds no other pin (``alone``), so threads cannot wait in a ring."""
-        with self._pool:
-            while True:
-                if self.values[file] >= 0:
-                    self._handles[file] = self._handles.pop(file)
-                    break
-                if len(self._handles) >= self.capacity:
-                    victim = next((f for f in self._handles if not self._pins.get(f)), None)
-                    if victim is not None:
-                        self.values[victim] = -1
-                        self._close_one(self._handles.pop(victim))
-                        continue
-                    if alone:
-                        self._pool.wait()
-                        continue
-                    # Over capacity by what the other threads hold: bounded by threads * capacity / 8.
-                self._open_locked(file)
-                break
-            self._pins[file] = self._pins.get(file, 0) + 1
-
-    def _unpin(self, files: list[int]) -> None:
-        with self._pool:
-            for file in files:
-                self._pins[file] -= 1
-                if not self._pins[file]:
-                    del self._pins[file]
-            while len(self._handles) > self.capacity:
-                victim = next((f for f in self._handles if f not in self._pins), None)
-                if victim is None:
-                    break
-                self.values[victim] = -1
-                self._close_one(self._handles.pop(victim))
-            self._pool.notify_all()
-
-    def _release(self) -> None:
-        with self._pool:
-            handles, self._handles = self._handles, {}
-            self.values.fill(-1)
-        for handle in handles.values():
-            self._close_one(handle)
-
-    def _forget(self) -> None:
-        self._pool = threading.Condition(threading.Lock())
-        self._pins = {}
-        self._handles = {}
-        self.values.fill(-1)
-
-    def _raise(self, status: I64, run: int, file: I64, src: I64, nbytes: I64) -> None:
-        """Turn a kernel's status into an error."""
-        number = int(file[run])
-        path, shard, offset = self.table.paths[number], int(self.table.shards[number]), int(src[run])
-        size = int(nbytes[run])
-        if status[0] == FAILED:
-            code = int(status[1])
-            raise OSError(code, f"reading {size} bytes at byte offset {offset} failed: {os.strerror(code)}", str(path))
-        if status[0] == SHORT:
-            raise CorruptDataError(
-                f"expected {size} bytes, found {int(status[2])} before the end of the file: it was shortened after it was committed",
-                path=path,
-                shard=shard,
-                offset=offset,
-            )
-        if status[0] == BAD_RANGE:
-            raise CorruptDataError(
-                f"a read of {size} bytes lies outside the file of {int(self.table.sizes[number])} bytes, or outside the buffer",
-                path=path,
-                shard=shard,
-                offset=offset,
-            )
-        raise RuntimeError(f"unknown status {status.tolist()} of a gather kernel")
 
 
 class PreadFileSet(PooledFileSet[int]):
@@ -347,6 +73,45 @@ class MappedFileSet(PooledFileSet[Any]):
             return None, 0
         view = np.frombuffer(mapped, np.uint8)
         return (mapped, view), int(view.__array_interface__["data"][0])
+
+    def spread(self, ask: Spread) -> None:
+        """Gather records straight into columns, where a kernel knows how to copy each field."""
+        dtype = ask.dtype
+        sources = [dtype] if dtype.names is None else [dtype[name] for name in dtype.names]
+        codes = [copy_code(source, field) for source, field in zip(sources, ask.fields, strict=True)]
+        if None in codes or self.values.size > self.capacity:
+            super().spread(ask)
+            return
+        offsets = [0] if dtype.names is None else [dtype.fields[name][1] for name in dtype.names]  # type: ignore[index]
+        code, offset, size, out = np.array(
+            [
+                codes,
+                offsets,
+                [field.itemsize for field in ask.fields],
+                [column.__array_interface__["data"][0] for column in ask.columns],
+            ],
+            np.int64,
+        )
+        room = ask.columns[0].shape[0] * ask.columns[0].shape[1]
+        status = np.zeros(3, np.int64)
+        lo = ask.lo
+        self._enter()
+        try:
+            while True:
+                stopped = int(
+                    spread_mapped(
+                        self.values, self.table.sizes, ask.file, ask.src, ask.dst, ask.nbytes, lo, ask.hi,
+                        dtype.itemsize, code, offset, size, out, room, ask.shift, status,
+                    )
+                )  # fmt: skip
+                if stopped == DONE:
+                    return
+                if status[0] != NOT_OPEN:
+                    self._raise(status, stopped, ask.file, ask.src, ask.nbytes)
+                self._ensure(int(ask.file[stopped]))
+                lo = stopped
+        finally:
+            self._leave()
 
     def _close_one(self, handle: Any) -> None:
         # Views first; the map is closed by the collector when nothing refers to it, which is now.

@@ -19,7 +19,8 @@ from guideloom._base.protocols import (
     StorageFormat,
 )
 from guideloom._format.naming import format_name
-from guideloom._read.files import FileSet, FileTable, default_capacity, is_own_backend, open_file_set
+from guideloom._read.files import is_own_backend, open_file_set
+from guideloom._read.fileset import FileSet, FileTable, default_capacity
 from guideloom._read.operations import AsyncBackendFiles, AsyncFiles, ThreadedFiles
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.local import LocalFolder, drive, drive_async

@@ -7,48 +7,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Protocol, TypeAlias, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from guideloom._base.errors import CorruptDataError, NotOpenError
 from guideloom._base.protocols import IOAsyncReaderAbstract
-from guideloom._read.files import FileSet, FileTable
+from guideloom._read.asks import Gather, Spread
+from guideloom._read.fileset import FileSet, FileTable
 
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
 ResultT = TypeVar("ResultT")
 
 MAX_CONCURRENT_READS = 32
 """Reads of a user's asyncio backend in flight at once, for one gather."""
 
 
-@dataclass(slots=True)
-class Gather:
-    """Runs ``[lo, hi)`` of a plan, to be read into ``out``; see ``FileSet.gather``."""
-
-    file: I64
-    src: I64
-    dst: I64
-    nbytes: I64
-    lo: int
-    hi: int
-    out: U8
-    shift: int = 0
-
-
-Operation: TypeAlias = Generator[Gather, None, ResultT]
+Operation: TypeAlias = Generator[Gather | Spread, None, ResultT]
 
 
 def run(operation: Operation[ResultT], files: FileSet) -> ResultT:
     """Run an operation; the gathers are carried out by this thread."""
     try:
         while True:
-            g = next(operation)
-            files.gather(g.file, g.src, g.dst, g.nbytes, g.lo, g.hi, g.out, g.shift)
+            files.carry_out(next(operation))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     finally:
@@ -58,7 +38,7 @@ def run(operation: Operation[ResultT], files: FileSet) -> ResultT:
 class AsyncFiles(Protocol):
     """What an asyncio reader reads from."""
 
-    async def gather(self, request: Gather) -> None:
+    async def carry_out(self, request: Gather | Spread) -> None:
         """Carry out one gather."""
 
     async def close(self) -> None:
@@ -69,7 +49,7 @@ async def run_async(operation: Operation[ResultT], files: AsyncFiles) -> ResultT
     """Run an operation; the gathers are awaited."""
     try:
         while True:
-            await files.gather(next(operation))
+            await files.carry_out(next(operation))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     finally:
@@ -82,9 +62,9 @@ class ThreadedFiles:
     def __init__(self, files: FileSet) -> None:
         self._files = files
 
-    async def gather(self, g: Gather) -> None:
+    async def carry_out(self, request: Gather | Spread) -> None:
         """Carry out one gather on a thread."""
-        await asyncio.to_thread(self._files.gather, g.file, g.src, g.dst, g.nbytes, g.lo, g.hi, g.out, g.shift)
+        await asyncio.to_thread(self._files.carry_out, request)
 
     async def close(self) -> None:
         """Close the files."""
@@ -107,8 +87,16 @@ class AsyncBackendFiles:
         self._users: dict[int, int] = {}
         self._closed = False
 
-    async def gather(self, g: Gather) -> None:
+    async def carry_out(self, request: Gather | Spread) -> None:
         """Carry out one gather."""
+        if isinstance(request, Spread):
+            rows = request.scratch()
+            await self._gather(request.as_gather(rows))
+            request.fill(rows)
+        else:
+            await self._gather(request)
+
+    async def _gather(self, g: Gather) -> None:
         if self._closed:
             raise NotOpenError("this reader is closed: open it again")
         room = asyncio.Semaphore(MAX_CONCURRENT_READS)

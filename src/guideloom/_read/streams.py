@@ -16,7 +16,8 @@ from guideloom._base.errors import ArgumentError
 from guideloom._base.protocols import StreamStorageFormat
 from guideloom._format.stream_numpy import StreamNumpyFormat
 from guideloom._plan.windows import WindowPlan, plan_windows
-from guideloom._read.operations import Gather, Operation
+from guideloom._read.asks import Gather, Spread
+from guideloom._read.operations import Operation
 from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]
@@ -123,9 +124,6 @@ class StreamOperations:
 
     def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty) -> Operation[Any]:
         """Read the windows ``[lo, hi)`` of a plan as one C-contiguous array [hi - lo, L, ...] a field (a dict), or one for plain elements."""
-        return self._arrays(plan, lo, hi, empty)
-
-    def _arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty) -> Operation[Any]:
         shape = (hi - lo, plan.length)
         names = self.dtype.names
         if not self._convert and (names is None or len(names) == 1):
@@ -134,17 +132,13 @@ class StreamOperations:
             out = empty(shape + field.shape, field.base)
             yield from gather_windows(plan, lo, hi, out)
             return out if names is None else {names[0]: out}
-        rows = yield from self.rows(plan, lo, hi)
-        if names is None:
-            out = empty(shape, self.dtype)
-            np.copyto(out, rows, casting="safe")
-            return out
-        columns = {}
-        for name in names:
-            field = self.dtype[name]
-            columns[name] = empty(shape + field.shape, field.base)
-            np.copyto(columns[name], rows[name], casting="safe")
-        return columns
+        fields = [self.dtype] if names is None else [self.dtype[name] for name in names]
+        columns = [empty(shape + field.shape, field.base) for field in fields]
+        yield Spread(
+            plan.file, plan.src, plan.dst, plan.nbytes, plan.bounds[lo], plan.bounds[hi],
+            self.disk_dtype, fields, columns, lo * plan.window_bytes,
+        )  # fmt: skip
+        return columns[0] if names is None else dict(zip(names, columns, strict=True))
 
 
 def gather_windows(plan: WindowPlan, lo: int, hi: int, out: npt.NDArray[Any]) -> Operation[None]:

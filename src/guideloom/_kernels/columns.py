@@ -1,0 +1,116 @@
+"""Columns: take rows of packed records apart into one dense array a field, widening integers on the way.
+
+Letters: K fields, R runs, F files. ``code[k]`` says how field ``k`` is copied (``_kernels/status.py``), ``offset[k]`` where it stands in a
+record, ``size[k]`` the bytes of one of its values in the column, ``out[k]`` the column's address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._kernels.door import kernel
+from guideloom._kernels.status import (
+    BAD_RANGE,
+    COPY_1,
+    COPY_2,
+    COPY_4,
+    COPY_8,
+    COPY_ANY,
+    DONE,
+    I4_TO_I8,
+    NOT_OPEN,
+    U1_TO_I4,
+    U1_TO_I8,
+    U2_TO_I4,
+    U2_TO_I8,
+    U4_TO_I8,
+)
+
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+_WIDENINGS = {
+    ("u1", "i4"): U1_TO_I4,
+    ("u2", "i4"): U2_TO_I4,
+    ("u1", "i8"): U1_TO_I8,
+    ("u2", "i8"): U2_TO_I8,
+    ("u4", "i8"): U4_TO_I8,
+    ("i4", "i8"): I4_TO_I8,
+}
+_COPIES = {1: COPY_1, 2: COPY_2, 4: COPY_4, 8: COPY_8}
+
+
+def copy_code(source: np.dtype[Any], target: np.dtype[Any]) -> int | None:
+    """Return how a kernel copies a field of one dtype into a column of another; None when only NumPy can."""
+    if source == target:
+        return _COPIES.get(source.itemsize, COPY_ANY)
+    if source.subdtype or target.subdtype:
+        return None
+    return _WIDENINGS.get((source.str[1:], target.str[1:]))
+
+
+def _view(address: int, nbytes: int) -> U8:
+    import ctypes
+
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+_TYPES = {
+    U1_TO_I4: ("<u1", "<i4"),
+    U2_TO_I4: ("<u2", "<i4"),
+    U1_TO_I8: ("<u1", "<i8"),
+    U2_TO_I8: ("<u2", "<i8"),
+    U4_TO_I8: ("<u4", "<i8"),
+    I4_TO_I8: ("<i4", "<i8"),
+}
+
+
+def _spread(buffer: U8, itemsize: int, code: I64, offset: I64, size: I64, out: I64) -> None:
+    """Take the records of a buffer apart, as the compiled loops do."""
+    count = buffer.size // itemsize
+    rows = buffer[: count * itemsize].reshape(count, itemsize)
+    for k in range(code.size):
+        source, target = _TYPES.get(int(code[k]), (f"V{size[k]}", f"V{size[k]}"))
+        first = int(offset[k])
+        values = np.ascontiguousarray(rows[:, first : first + np.dtype(source).itemsize]).view(source)
+        _view(int(out[k]), count * int(size[k])).view(target)[:] = values.reshape(-1).astype(target)
+
+
+def _spread_mapped_numpy(
+    bases: I64, sizes: I64, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int,
+    itemsize: int, code: I64, offset: I64, size: I64, out: I64, room: int, shift: int, status: I64,
+) -> int:  # fmt: skip
+    """Twin of :func:`spread_mapped`."""
+    for r in range(lo, hi):
+        f, n = int(file[r]), int(nbytes[r])
+        if n == 0:
+            continue
+        if bases[f] < 0:
+            status[0] = NOT_OPEN
+            return r
+        first, count = (int(dst[r]) - shift) // itemsize, n // itemsize
+        if n < 0 or src[r] < 0 or src[r] + n > sizes[f] or first < 0 or first + count > room:
+            status[0] = BAD_RANGE
+            return r
+        _spread(_view(int(bases[f] + src[r]), n), itemsize, code, offset, size, out + first * size)
+    return DONE
+
+
+@kernel(
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, "
+    "int64, int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64[::1])",
+    twin=_spread_mapped_numpy,
+    build=True,
+)
+def spread_mapped() -> Any:
+    """Gather records out of mapped files straight into columns: each byte is touched once.
+
+    The arguments of ``gather_mapped`` up to ``hi``; then ``itemsize, code, offset, size, out int64[K], room, shift, status``:
+    every column has room for ``room`` values, ``shift`` is in bytes of records.
+    """
+    from guideloom._kernels import native
+
+    return native.spread_mapped

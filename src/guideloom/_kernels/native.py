@@ -1,0 +1,199 @@
+"""Sources of the kernels that work on raw addresses; imported only to be compiled, by ``_kernels/gather.py`` and ``_kernels/columns.py``.
+
+libc's ``pread`` and ``memcpy`` are bound by symbol (``numba.types.ExternalFunction``): no pointer is baked into the code, so a compiled
+kernel can be cached on disk, and the calls run without the GIL. They must be globals of this module: a closure over them
+would miss the cache each time.
+"""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+from guideloom._kernels.status import (
+    BAD_RANGE,
+    COPY_1,
+    COPY_2,
+    COPY_4,
+    COPY_8,
+    COPY_ANY,
+    DONE,
+    FAILED,
+    I4_TO_I8,
+    NOT_OPEN,
+    SHORT,
+    U1_TO_I4,
+    U1_TO_I8,
+    U2_TO_I4,
+    U2_TO_I8,
+    U4_TO_I8,
+)
+
+memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
+pread = types.ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
+# errno is a macro over a function that gives its address; the function's name is the platform's.
+errno_address = types.ExternalFunction("__error" if sys.platform == "darwin" else "__errno_location", types.intp())
+EINTR = 4
+
+
+def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, status):
+    address = out.ctypes.data
+    room = out.size
+    for r in range(lo, hi):
+        f = file[r]
+        n = nbytes[r]
+        if n == 0:
+            continue
+        d = dst[r] - shift
+        base = bases[f]
+        if base < 0:
+            status[0] = NOT_OPEN
+            return r
+        if n < 0 or src[r] < 0 or src[r] > sizes[f] - n or d < 0 or d > room - n:
+            status[0] = BAD_RANGE
+            return r
+        memcpy(address + d, base + src[r], n)
+    return DONE
+
+
+def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
+    address = out.ctypes.data
+    room = out.size
+    for r in range(lo, hi):
+        n = nbytes[r]
+        if n == 0:
+            continue
+        fd = fds[file[r]]
+        d = dst[r] - shift
+        if fd < 0:
+            status[0] = NOT_OPEN
+            return r
+        if n < 0 or src[r] < 0 or d < 0 or d > room - n:
+            status[0] = BAD_RANGE
+            return r
+        done = 0
+        while done < n:
+            got = pread(np.int32(fd), address + d + done, n - done, src[r] + done)
+            if got > 0:
+                done += got
+            elif got == 0:
+                status[0] = SHORT
+                status[2] = done
+                return r
+            else:
+                code = np.zeros(1, np.int32)
+                memcpy(code.ctypes.data, errno_address(), 4)
+                if code[0] != EINTR:
+                    status[0] = FAILED
+                    status[1] = code[0]
+                    status[2] = done
+                    return r
+    return DONE
+
+
+# --- columns: de-interleave and widen while gathering ------------------------------------------------
+
+
+def _pointer_to(element):
+    @intrinsic
+    def pointer(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(element)(types.int64), generate
+
+    return pointer
+
+
+def _load_of(element):
+    @intrinsic
+    def load(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            at = builder.inttoptr(arguments[0], context.get_value_type(element).as_pointer())
+            return builder.load(at, align=1)  # a field of a packed record lies at any byte
+
+        return element(types.int64), generate
+
+    return load
+
+
+def _field_copier(source, target):
+    """Return a compiled loop that reads ``n`` values of one type, ``stride`` bytes apart, and stores them densely as another."""
+    source_pointer, target_pointer, load = _pointer_to(source), _pointer_to(target), _load_of(source)
+    size = source.bitwidth // 8
+
+    @njit(nogil=True)
+    def copy(at, stride, n, to):
+        dense = carray(target_pointer(to), (n,))
+        if stride == size:
+            packed = carray(source_pointer(at), (n,))
+            for i in range(n):
+                dense[i] = packed[i]
+        else:
+            for i in range(n):
+                dense[i] = load(at + i * stride)
+
+    return copy
+
+
+copy_1 = _field_copier(types.uint8, types.uint8)
+copy_2 = _field_copier(types.uint16, types.uint16)
+copy_4 = _field_copier(types.uint32, types.uint32)
+copy_8 = _field_copier(types.uint64, types.uint64)
+u1_to_i4 = _field_copier(types.uint8, types.int32)
+u2_to_i4 = _field_copier(types.uint16, types.int32)
+u1_to_i8 = _field_copier(types.uint8, types.int64)
+u2_to_i8 = _field_copier(types.uint16, types.int64)
+u4_to_i8 = _field_copier(types.uint32, types.int64)
+i4_to_i8 = _field_copier(types.int32, types.int64)
+
+
+@njit(nogil=True)
+def _spread(code, at, stride, n, to, size):
+    if code == COPY_1:
+        copy_1(at, stride, n, to)
+    elif code == COPY_2:
+        copy_2(at, stride, n, to)
+    elif code == COPY_4:
+        copy_4(at, stride, n, to)
+    elif code == COPY_8:
+        copy_8(at, stride, n, to)
+    elif code == COPY_ANY:
+        for i in range(n):
+            memcpy(to + i * size, at + i * stride, size)
+    elif code == U1_TO_I4:
+        u1_to_i4(at, stride, n, to)
+    elif code == U2_TO_I4:
+        u2_to_i4(at, stride, n, to)
+    elif code == U1_TO_I8:
+        u1_to_i8(at, stride, n, to)
+    elif code == U2_TO_I8:
+        u2_to_i8(at, stride, n, to)
+    elif code == U4_TO_I8:
+        u4_to_i8(at, stride, n, to)
+    elif code == I4_TO_I8:
+        i4_to_i8(at, stride, n, to)
+
+
+def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, offset, size, out, room, shift, status):
+    for r in range(lo, hi):
+        f = file[r]
+        n = nbytes[r]
+        if n == 0:
+            continue
+        base = bases[f]
+        if base < 0:
+            status[0] = NOT_OPEN
+            return r
+        first = (dst[r] - shift) // itemsize
+        count = n // itemsize
+        if n < 0 or src[r] < 0 or src[r] > sizes[f] - n or first < 0 or first > room - count:
+            status[0] = BAD_RANGE
+            return r
+        for k in range(code.size):
+            _spread(code[k], base + src[r] + offset[k], itemsize, count, out[k] + first * size[k], size[k])
+    return DONE

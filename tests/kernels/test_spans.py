@@ -1,0 +1,77 @@
+"""Spans of runs of elements, against an element-by-element oracle, and tables that cannot be right."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guideloom._kernels.spans import fill_spans, find_blocks, find_spans
+
+
+def table_of(lengths: list[int], sizes: list[int]) -> np.ndarray:
+    rows = np.zeros((len(lengths) + 1, 2), np.int64)
+    rows[1:, 0] = np.cumsum(lengths)
+    rows[1:, 1] = np.cumsum(sizes)
+    return rows
+
+
+spans = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=20)
+
+
+@given(spans=spans, stride=st.integers(1, 5), data=st.data())
+def test_spans_of_a_run(spans: list[tuple[int, int]], stride: int, data: st.DataObject) -> None:
+    lengths, sizes = [n for n, _ in spans], [n for _, n in spans]
+    rows = table_of(lengths, sizes)
+    owner = np.repeat(np.arange(len(spans)), lengths)
+    begin = data.draw(st.integers(0, owner.size - 1))
+    end = data.draw(st.integers(begin + 1, owner.size))
+    one = np.ones(1, np.int64)
+    sample = np.ascontiguousarray(rows[:-1:stride, 0])
+    block_row, block_size = np.zeros((2, 1), np.int64)
+    missing = find_blocks(
+        one * 0, one * begin, one * (end - begin), np.array([0, sample.size]), sample, one, one * stride, one * len(spans),
+        block_row, block_size,
+    )  # fmt: skip
+    assert missing == -1
+    table = np.ascontiguousarray(rows[block_row[0] : block_row[0] + block_size[0]])
+    assert len(table) == block_size[0]
+    assert len(table) <= (owner[end - 1] // stride - owner[begin] // stride + 1) * stride + 1
+    span_row, span_count, src, nbytes = np.zeros((4, 1), np.int64)
+    bounds = np.array([0, len(table)])
+    assert find_spans(table, bounds, one * 0, one * begin, one * (end - begin), one * rows[-1, 1],
+                      span_row, span_count, src, nbytes) == -1  # fmt: skip
+    touched = list(range(owner[begin], owner[end - 1] + 1))
+    assert span_row[0] + block_row[0] == touched[0]
+    assert span_count[0] == len(touched)
+    assert src[0] == rows[touched[0], 1]
+    assert nbytes[0] == sum(sizes[s] for s in touched)
+
+    index = np.full((1, end - begin), -1, np.int32)
+    span_bounds, offsets, shards = np.zeros(2, np.int64), np.zeros(len(touched) + 1, np.int64), np.zeros(len(touched), np.int64)
+    fill_spans(table, span_row, span_count, one * begin, one * (end - begin), one * 9, np.array([0, 1]), index,
+               span_bounds, offsets, shards)  # fmt: skip
+    assert index[0].tolist() == (owner[begin:end] - owner[begin]).tolist()
+    assert span_bounds.tolist() == [0, len(touched)]
+    assert np.diff(offsets).tolist() == [sizes[s] for s in touched]
+    assert (shards == 9).all()
+
+
+def test_segment_without_samples_is_named() -> None:
+    one = np.ones(2, np.int64)
+    found = find_blocks(np.array([0, 1]), one * 0, one, np.array([0, 1, 1]), np.zeros(1, np.int64), np.array([1, 0]), one, one,
+                        one.copy(), one.copy())  # fmt: skip
+    assert found == 1
+
+
+@given(spans=spans, row=st.integers(0, 20), column=st.integers(0, 1), delta=st.sampled_from([-(2**62), -7, -1, 1, 7, 2**62]))
+def test_a_wrong_table_never_leads_outside(spans: list[tuple[int, int]], row: int, column: int, delta: int) -> None:
+    rows = table_of([n for n, _ in spans], [n for _, n in spans])
+    total, size = int(rows[-1, 0]), int(rows[-1, 1])
+    rows[row % len(rows), column] += delta
+    one = np.ones(1, np.int64)
+    span_row, span_count, src, nbytes = np.zeros((4, 1), np.int64)
+    bad = find_spans(rows, np.array([0, len(rows)]), one * 0, one * 0, one * total, one * size, span_row, span_count, src, nbytes)
+    if bad == -1:
+        assert 0 <= src[0] <= src[0] + nbytes[0] <= size
+        assert 0 <= span_row[0] < span_row[0] + span_count[0] <= len(rows) - 1
