@@ -26,11 +26,11 @@ class Verdict:
 
 
 def compare(reference: Outcome, killed: Outcome, resumed: Outcome) -> Verdict:
-    """Compare step by step, bit for bit: batches and losses, those lost with the kill included, and the last weights."""
+    """Compare bit for bit: every batch and loss, those that the kill cost included, and the final weights."""
     problems: list[str] = []
     expected = {step.step: step for step in reference.steps}
     start = resumed.started.step if resumed.started is not None else 0
-    # A kill can fall between the checkpoint and the line that tells of it, so a later one than the last told is right too.
+    # A kill can fall between a checkpoint and the line that tells of it: one later than the last told is right too.
     if not max(killed.saved, default=1) <= start <= killed.steps[-1].step:
         problems.append(
             f"the resumed run began after step {start}, but the killed run's checkpoints were {killed.saved}"

@@ -17,7 +17,7 @@ from demo.storage import ShardReport
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that a demo run found out; times in seconds."""
+    """All that a demo run found out."""
 
     settings: Settings
     shards: list[ShardReport]
@@ -26,7 +26,6 @@ class Results:
     killed: Outcome
     resumed: Outcome
     verdict: Verdict
-    phases_s: dict[str, float]
 
 
 def folder_bytes(folder: Path) -> int:
@@ -34,7 +33,7 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
 
 
-def summarise(results: Results) -> dict[str, Any]:
+def summarise(results: Results, phases_s: dict[str, float]) -> dict[str, Any]:
     """Return the figures of a run, ready for JSON."""
     settings = results.settings
     num_tokens = sum(shard.num_tokens for shard in results.shards)
@@ -67,32 +66,26 @@ def summarise(results: Results) -> dict[str, Any]:
         "resumed_after_step": resumed.step if resumed is not None else None,
         "steps_redone": results.verdict.redone,
         "steps_compared": results.verdict.compared_steps,
-        "phases_s": results.phases_s,
+        "phases_s": phases_s,
     }
 
 
 def table(summary: dict[str, Any]) -> str:
     """Return the figures as text for a person."""
+    speed = f"{summary['tokens_per_s']:,.0f} tokens/s"
+    bits = f"{summary['last_bits_per_byte']:.2f} bits a byte"
+    wait_us, first_ms = summary["loader_wait_median_s"] * 1e6, summary["loader_first_wait_s"] * 1e3
     rows = [
         ("text", f"{summary['text_bytes'] / 1e6:.1f} MB in {summary['documents']:,} files"),
         ("tokens", f"{summary['tokens']:,} in {summary['shards']} shards"),
         ("text bytes per token", f"{summary['text_bytes_per_token']:.2f}"),
-        ("disk bytes per token", f"{summary['disk_bytes_per_token']:.3f}  (2 are the token itself)"),
+        ("disk bytes per token", f"{summary['disk_bytes_per_token']:.3f}, of which 2 are the token"),
         ("model", f"{summary['parameters']:,} parameters"),
-        (
-            "training",
-            f"{summary['steps']} steps of {summary['tokens_per_step']:,} tokens, {summary['tokens_per_s']:,.0f} tokens/s",
-        ),
-        (
-            "loss",
-            f"{summary['first_loss']:.3f} -> {summary['last_loss']:.3f}  ({summary['last_bits_per_byte']:.2f} bits a byte)",
-        ),
+        ("training", f"{summary['steps']} steps of {summary['tokens_per_step']:,} tokens, {speed}"),
+        ("loss", f"{summary['first_loss']:.3f} -> {summary['last_loss']:.3f} nats a token, {bits}"),
+        ("step", f"{summary['step_median_s'] * 1e3:,.0f} ms (median)"),
+        ("waited for data", f"{wait_us:,.0f} µs a step (median), {first_ms:,.0f} ms for the first batch"),
         ("data loader's share", f"{summary['loader_share_of_step_time']:.3%} of the step time"),
-        (
-            "waited for data",
-            f"{summary['loader_wait_median_s'] * 1e6:,.0f} µs a step (median of {summary['step_median_s'] * 1e3:,.0f} ms), "
-            f"{summary['loader_first_wait_s'] * 1e3:,.0f} ms for the first batch",
-        ),
         *((f"time: {name}", f"{seconds:.1f} s") for name, seconds in summary["phases_s"].items()),
         ("time: all", f"{sum(summary['phases_s'].values()):.1f} s"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -110,7 +111,9 @@ def write_shards(
 def _write_shard(job: _Job) -> ShardReport:
     tokenizer = Tokenizer.from_file(str(job.tokenizer))
     end = tokenizer.token_to_id(END_OF_TEXT)
-    with open_storage(job.folder).sync_writer() as writer:
+    # Metadata stays with the shard: whoever finds it can tell which tokenizer its numbers are of.
+    metadata = {"tokenizer": hashlib.blake2b(job.tokenizer.read_bytes(), digest_size=8).hexdigest()}
+    with open_storage(job.folder).sync_writer(metadata=metadata) as writer:
         for file in job.files:
             ids = tokenizer.encode(file.read(), add_special_tokens=False).ids
             writer.append(job.shard, Document(file.name, np.array([*ids, end], dtype=np.uint16)))

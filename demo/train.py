@@ -1,7 +1,7 @@
 """One training process: ``python -m demo.train FOLDER RUN``. Goes on from the run's checkpoint if there is one.
 
-It knows nothing of being killed. What makes the run resumable is all here: the checkpoint holds the model, the optimizer,
-the random state and ``loader.state_dict()``, and it replaces the one before in a single step.
+It knows nothing of being killed. What makes the run resumable is all here: the checkpoint holds the model, the
+optimizer, the random state and ``loader.state_dict()``, and it replaces the one before in a single step.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def learning_rate(step: int, settings: Settings) -> float:
 def save_checkpoint(
     path: Path, step: int, model: Transformer, optimizer: torch.optim.Optimizer, loader: StatefulDataLoader
 ) -> None:
-    """Replace the checkpoint at ``path``: whoever is killed in here leaves the old one or the new one, never a torn one."""
+    """Replace the checkpoint at ``path``; a kill in here leaves the old one or the new one, never a torn one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     with unfinished.open("wb") as file:
@@ -146,6 +146,7 @@ def train(layout: Layout, run: str) -> None:
         done = load_checkpoint(checkpoint, model, optimizer, loader)
         tell(Started(done, num_parameters(model)))
         waited_s = 0.0
+        sources: list[tuple[str, ...]] = []
         with (
             closing(endless(loader)) as batches,
             tqdm(total=settings.steps, initial=done, desc=run, unit="step", dynamic_ncols=True, smoothing=0.1) as bar,
@@ -162,16 +163,18 @@ def train(layout: Layout, run: str) -> None:
                 value = loss.item()
                 ended = time.perf_counter()
                 waited_s += arrived - began
+                sources = batch.sources
                 tell(Step(step, value, digest_of(batch), arrived - began, ended - began))
                 bar.set_postfix_str(
-                    f"loss {value:.3f}, {tokens_per_step / (ended - began):,.0f} tokens/s, waited {waited_s * 1e3:.0f} ms",
+                    f"loss {value:.3f}, {tokens_per_step / (ended - began):,.0f} tokens/s, "
+                    f"waited {waited_s * 1e3:.0f} ms for data",
                     refresh=False,
                 )
                 bar.update()
                 if step % settings.checkpoint_every == 0:
                     save_checkpoint(checkpoint, step, model, optimizer, loader)
                     tell(Saved(step))
-    tell(Finished(digest_of_weights(model), [list(sources) for sources in batch.sources]))
+    tell(Finished(digest_of_weights(model), [list(names) for names in sources]))
 
 
 def main() -> None:

@@ -1,0 +1,67 @@
+"""A stream with metadata: one payload for each span of tokens, here the page that they came from."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Generator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom import StreamDataset, StreamWithMetaStorage
+from guideloom.types import StorageBufferTypes, UserBufferTypes
+
+Page = tuple[str, bytes]  # address and text
+
+
+class PageFormat:
+    """A book is a list of pages; its tokens are the bytes of the text, and a span is a page."""
+
+    stream_dtype: np.dtype[Any] = np.dtype("u1")
+
+    def size(self, data: list[Page]) -> int:
+        """Elements that ``pack`` will give."""
+        return sum(len(text) for _, text in data)
+
+    def pack(self, data: list[Page]) -> Generator[tuple[int, UserBufferTypes | None], None, npt.NDArray[np.uint8]]:
+        """Yield one pair an element; equal neighbouring keys are one span, whose first pair carries the payload."""
+        for number, (address, text) in enumerate(data):
+            for position in range(len(text)):
+                yield number, address.encode() if position == 0 else None
+        return np.frombuffer(b"".join(text for _, text in data), dtype=np.uint8)
+
+    def unpack(
+        self,
+        stream: npt.NDArray[np.uint8],
+        document_shard: npt.NDArray[np.int64],
+        document_index: npt.NDArray[np.int32],
+        document_data: Sequence[StorageBufferTypes],
+    ) -> list[tuple[str, str]]:
+        """Return the window as pieces of text, each with its address."""
+        addresses = [bytes(payload).decode() for payload in document_data]
+        return [(addresses[span], stream[document_index == span].tobytes().decode()) for span in range(len(addresses))]
+
+
+def main(directory: Path | None = None) -> None:
+    """Run in ``directory``, or in a temporary one."""
+    with nullcontext(directory) if directory is not None else TemporaryDirectory() as folder:
+        storage = StreamWithMetaStorage(Path(folder), PageFormat())
+        with storage.sync_writer() as writer:
+            writer.append(0, [("moby/1", b"Call me Ishmael. "), ("moby/2", b"I stuffed a shirt or two. ")])
+            writer.append(1, [("emma/1", b"Emma Woodhouse, handsome, clever, and rich. ")])
+
+        # A window knows the spans that it touches, and nothing is stored beside each token for it.
+        with StreamDataset(storage, sequence_length=28).sync_reader() as windows:
+            for number in range(len(windows)):
+                for address, text in windows[number]:
+                    print(f"window {number}: {text!r} is from {address}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
+    main(parser.parse_args().directory)

@@ -1,0 +1,54 @@
+"""Every example runs as a program of its own, and says what it should."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+SAYS = {
+    "streams.py": ["3 shards, 1200 tokens", "[397, 398, 399, 400, 401, 402]", "torch.int64 (4, 32)"],
+    "documents.py": ["['chat-9', 'chat-0', 'chat-0']", "every document once"],
+    "spans.py": ["'Call me Ishmael. ' is from moby/1", "is from emma/1"],
+    "resume.py": ["20 windows before, 28 after", "another seed is refused"],
+    "two_ranks.py": ["two ranks, 4 steps", "one rank, 2 steps more: every one of 48 windows was seen once"],
+    "custom_backend.py": ["window [98, 99, 100, 101] of two shards took 2 reads", "with asyncio it is the same"],
+    "custom_format.py": [],
+}
+
+
+def run(script: str, *arguments: str) -> str:
+    """Run an example with warnings as errors; return what it printed."""
+    process = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.parametrize("script", SAYS)
+def test_example_runs_and_says_what_it_should(script: str) -> None:
+    said = run(script)
+    assert said
+    for expected in SAYS[script]:
+        assert expected in said
+
+
+def test_example_writes_where_it_is_told(tmp_path: Path) -> None:
+    run("streams.py", str(tmp_path / "data"))
+    assert len(list((tmp_path / "data").glob("*.commit.json"))) == 3
+
+
+def test_no_example_is_left_out() -> None:
+    scripts = {path.name for path in EXAMPLES.glob("*.py")} - {"__init__.py"}
+    assert scripts == set(SAYS)
+    told = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert [script for script in sorted(scripts) if f"`{script}`" not in told] == []
