@@ -1,0 +1,132 @@
+"""The public surface: names, docstrings, and the drawing of the error tree, each against what is really there."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+import guideloom
+from guideloom import errors
+
+MODULES = ("guideloom", "guideloom.io", "guideloom.types", "guideloom.errors", "guideloom.testing")
+
+# What programs written for the published releases may rely on. Names may be added, never removed.
+PUBLISHED = {
+    "guideloom": """StreamStorage StreamWithMetaStorage DocumentStorage StreamNumpyFormat DocumentPickleFormat StreamDataset
+        DocumentDataset StatefulDataLoader io types __version__""",
+    "guideloom.io": "SeekIO PosixPreadIO MmapIO",
+    "guideloom.types": """StreamStorageFormat StreamWithMetaStorageFormat DocumentStorageFormat StorageFormat
+        IOReaderAbstract IOSyncReaderAbstract IOAsyncReaderAbstract
+        DatasetAbstract DatasetSyncReaderAbstract DatasetAsyncReaderAbstract
+        StreamStorageAbstract StreamStorageSyncWriterAbstract StreamStorageSyncReaderAbstract
+        StreamStorageAsyncReaderAbstract
+        DocumentStorageAbstract DocumentStorageSyncWriterAbstract DocumentStorageSyncReaderAbstract
+        DocumentStorageAsyncReaderAbstract
+        SyncContextManager AsyncContextManager StatefulDataLoaderStateDict Vector UserBufferTypes StorageBufferTypes""",
+}
+
+
+def own_names(module: ModuleType) -> set[str]:
+    """Names that a reader of the module would take for public: not private, and neither modules nor imports from outside."""
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not inspect.ismodule(value)
+        and (getattr(value, "__module__", None) or "guideloom").startswith("guideloom")
+        and name not in ("annotations", "Any", "TYPE_CHECKING")
+    }
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_name_of_all_is_there(name: str) -> None:
+    module = import_module(name)
+    for member in module.__all__:
+        assert hasattr(module, member), f"{name}.__all__ names {member}, which does not exist"
+    assert len(module.__all__) == len(set(module.__all__))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_names_everything_public(name: str) -> None:
+    module = import_module(name)
+    assert own_names(module) <= set(module.__all__)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_names_are_kept(name: str) -> None:
+    assert set(PUBLISHED[name].split()) <= set(import_module(name).__all__)
+
+
+def test_dir_of_the_package_is_its_public_names() -> None:
+    assert dir(guideloom) == sorted(guideloom.__all__)
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        guideloom.nothing_like_this  # noqa: B018 - the access is the test
+
+
+@pytest.mark.parametrize("name", ["StreamStorageFormat", "StreamWithMetaStorageFormat", "DocumentStorageFormat"])
+def test_format_protocols_can_be_asked_at_run_time(name: str) -> None:
+    assert not isinstance(object(), getattr(guideloom.types, name))
+    assert isinstance(guideloom.DocumentPickleFormat(), guideloom.types.DocumentStorageFormat)
+
+
+def public_objects() -> list[tuple[str, object]]:
+    found = {}
+    for name in MODULES:
+        module = import_module(name)
+        for member in module.__all__:
+            value = getattr(module, member)
+            if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
+                found[f"{name}.{member}"] = value
+    return sorted(found.items())
+
+
+@pytest.mark.parametrize(("name", "value"), public_objects(), ids=lambda value: value if isinstance(value, str) else "")
+def test_everything_public_is_documented(name: str, value: object) -> None:
+    undocumented = [] if (getattr(value, "__doc__", None) or "").strip() else [name]
+    if inspect.isclass(value):
+        for member in dir(value):
+            attribute = inspect.getattr_static(value, member)
+            ours = next((base for base in value.__mro__ if member in vars(base)), object).__module__.startswith(
+                "guideloom"
+            )
+            function = isinstance(attribute, staticmethod | classmethod | property) or inspect.isfunction(attribute)
+            if ours and function and not member.startswith("_") and not inspect.getdoc(getattr(value, member)):
+                undocumented.append(f"{name}.{member}")
+    assert not undocumented
+
+
+# --- the drawing of the error tree ---
+
+
+def drawn_tree() -> dict[str, tuple[str | None, str | None]]:
+    """Name -> (parent in the drawing, builtin beside it), from the docstring of the errors module."""
+    import guideloom._base.errors as home
+
+    drawn: dict[str, tuple[str | None, str | None]] = {}
+    parents: list[str] = []
+    for line in (home.__doc__ or "").splitlines():
+        match = re.match(r"^    ([│├└─\s]*)(\w+Error)\b(?:\s{2,}(\w+Error)\b)?", line)
+        if match:
+            depth = len(match[1]) // 4
+            parents = parents[:depth]
+            drawn[match[2]] = (parents[-1] if parents else None, match[3])
+            parents.append(match[2])
+    return drawn
+
+
+def test_the_drawing_shows_every_error_and_no_other() -> None:
+    assert sorted(drawn_tree()) == sorted(errors.__all__)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_the_drawing_is_true(name: str) -> None:
+    parent, builtin = drawn_tree()[name]
+    cls = getattr(errors, name)
+    assert cls.__bases__[0].__name__ == (parent or "Exception")
+    if builtin is not None:
+        assert issubclass(cls, getattr(builtins, builtin))
