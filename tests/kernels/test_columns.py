@@ -25,7 +25,9 @@ FIELDS = [
 ]  # fmt: skip
 
 
-def read(path: Path, records: np.ndarray, fields: list[np.dtype], runs: list[tuple[int, int]], backend: IOReaderAbstract) -> list:
+def read(
+    path: Path, records: np.ndarray, fields: list[np.dtype], runs: list[tuple[int, int]], backend: IOReaderAbstract
+) -> list:
     path.write_bytes(records.tobytes())
     itemsize = records.dtype.itemsize
     paths: list[PurePath] = [path]

@@ -222,7 +222,11 @@ def test_files_work_on_both_sides_of_a_fork(tmp_path: Path, backend: IOReaderAbs
 def test_kernels_run_other_ways(name: str) -> None:
     """The gather, window and span tests pass as plain Python and with bounds checked."""
     here = Path(__file__).parent
-    tests = [f"{here / 'test_gather.py'}::test_gather_equals_slicing", str(here / "test_spans.py"), str(here.parent / "plan" / "test_windows.py")]
+    tests = [
+        f"{here / 'test_gather.py'}::test_gather_equals_slicing",
+        str(here / "test_spans.py"),
+        str(here.parent / "plan" / "test_windows.py"),
+    ]
     environment = {**os.environ, name: "1", "GUIDELOOM_KERNEL_CACHE": "0"}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", *tests],

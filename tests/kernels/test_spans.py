@@ -48,7 +48,11 @@ def test_spans_of_a_run(spans: list[tuple[int, int]], stride: int, data: st.Data
     assert nbytes[0] == sum(sizes[s] for s in touched)
 
     index = np.full((1, end - begin), -1, np.int32)
-    span_bounds, offsets, shards = np.zeros(2, np.int64), np.zeros(len(touched) + 1, np.int64), np.zeros(len(touched), np.int64)
+    span_bounds, offsets, shards = (
+        np.zeros(2, np.int64),
+        np.zeros(len(touched) + 1, np.int64),
+        np.zeros(len(touched), np.int64),
+    )
     fill_spans(table, span_row, span_count, one * begin, one * (end - begin), one * 9, np.array([0, 1]), index,
                span_bounds, offsets, shards)  # fmt: skip
     assert index[0].tolist() == (owner[begin:end] - owner[begin]).tolist()
@@ -64,14 +68,21 @@ def test_segment_without_samples_is_named() -> None:
     assert found == 1
 
 
-@given(spans=spans, row=st.integers(0, 20), column=st.integers(0, 1), delta=st.sampled_from([-(2**62), -7, -1, 1, 7, 2**62]))
+@given(
+    spans=spans,
+    row=st.integers(0, 20),
+    column=st.integers(0, 1),
+    delta=st.sampled_from([-(2**62), -7, -1, 1, 7, 2**62]),
+)
 def test_a_wrong_table_never_leads_outside(spans: list[tuple[int, int]], row: int, column: int, delta: int) -> None:
     rows = table_of([n for n, _ in spans], [n for _, n in spans])
     total, size = int(rows[-1, 0]), int(rows[-1, 1])
     rows[row % len(rows), column] += delta
     one = np.ones(1, np.int64)
     span_row, span_count, src, nbytes = np.zeros((4, 1), np.int64)
-    bad = find_spans(rows, np.array([0, len(rows)]), one * 0, one * 0, one * total, one * size, span_row, span_count, src, nbytes)
+    bad = find_spans(
+        rows, np.array([0, len(rows)]), one * 0, one * 0, one * total, one * size, span_row, span_count, src, nbytes
+    )
     if bad == -1:
         assert 0 <= src[0] <= src[0] + nbytes[0] <= size
         assert 0 <= span_row[0] < span_row[0] + span_count[0] <= len(rows) - 1

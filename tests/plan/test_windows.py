@@ -21,7 +21,9 @@ def oracle(counts: list[int], begin: int, length: int) -> list[tuple[int, int]]:
     itemsize=st.sampled_from([1, 2, 7]),
     data=st.data(),
 )
-def test_runs_are_the_elements_of_the_windows(counts: list[int], length: int, itemsize: int, data: st.DataObject) -> None:
+def test_runs_are_the_elements_of_the_windows(
+    counts: list[int], length: int, itemsize: int, data: st.DataObject
+) -> None:
     total = sum(counts)
     begins = data.draw(st.lists(st.integers(0, total - 1), max_size=5))
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -41,7 +43,8 @@ def test_runs_are_the_elements_of_the_windows(counts: list[int], length: int, it
             first = int(plan.src[run])
             assert first % itemsize == 0
             found += [
-                (int(plan.segment[run]), e) for e in range(first // itemsize, (first + int(plan.nbytes[run])) // itemsize)
+                (int(plan.segment[run]), e)
+                for e in range(first // itemsize, (first + int(plan.nbytes[run])) // itemsize)
             ]
         assert found == oracle(counts, begin, length)
         # A run is maximal: neighbours within a window never continue each other.

@@ -1,6 +1,7 @@
 """What the loader asks of an open data set: batches of samples, or batches of arrays, by index.
 
-Our own readers answer with batched reads; any other reader (a user's ``DatasetSyncReaderAbstract``) is asked item by item.
+Our own readers answer with batched reads; any other reader (a user's ``DatasetSyncReaderAbstract``) is asked item by
+item.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 class BatchSource(ABC):
     """Batched access to an open data set.
 
-    Every method may be called from several threads at once. ``prepare`` does no I/O. A *prepared* object is immutable and
+    Every method may be called from several threads at once. ``prepare`` does no I/O. A *prepared* object is
+    immutable and
     serves any number of ``samples`` and ``arrays`` calls over ranges ``[lo, hi)`` of the indexes it was made for.
     """
 
@@ -97,5 +99,7 @@ def source_of(reader: DatasetSyncReaderAbstract) -> BatchSource:
         return ItemwiseSource(reader)
     source = make()
     if not isinstance(source, BatchSource):
-        raise ArgumentError(f"{type(reader).__name__}.batch_source() must return a BatchSource, got {type(source).__name__}")
+        raise ArgumentError(
+            f"{type(reader).__name__}.batch_source() must return a BatchSource, got {type(source).__name__}"
+        )
     return source

@@ -38,7 +38,9 @@ class _Storage:
         read_interface: IOReaderAbstract | None = None,
     ) -> None:
         if isinstance(storage_dir, str):
-            raise ArgumentError(f"expected a pathlib.Path as storage_dir, found the str {storage_dir!r}: wrap it in Path()")
+            raise ArgumentError(
+                f"expected a pathlib.Path as storage_dir, found the str {storage_dir!r}: wrap it in Path()"
+            )
         if not isinstance(storage_dir, PurePath):
             raise ArgumentError(f"expected a pathlib.Path as storage_dir, found {type(storage_dir).__name__}")
         if isinstance(storage_format, type):
@@ -165,8 +167,8 @@ class DocumentStorage(_Storage, DocumentStorageAbstract):
 
     def sync_reader(self) -> DocumentSyncReader:
         """Return a reader, not yet open."""
-        return DocumentSyncReader(self.storage_dir, self.storage_format, self.read_interface)
+        return DocumentSyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
 
     def async_reader(self) -> DocumentAsyncReader:
         """Return an asyncio reader, not yet open."""
-        return DocumentAsyncReader(self.storage_dir, self.storage_format, self.read_interface)
+        return DocumentAsyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)

@@ -36,10 +36,12 @@ class StreamDataset(DatasetAbstract):
     sequence_length : int
         Elements from one window to the next, T.
     overlap : int, default 0
-        Elements that a window shares with the next one. With 1 a window has T + 1 elements: inputs ``[:-1]`` and labels ``[1:]`` come out of
+        Elements that a window shares with the next one. With 1 a window has T + 1 elements: inputs ``[:-1]`` and
+        labels ``[1:]`` come out of
         one read, and every element but the first is a label exactly once.
     dtype : dtype-like, or mapping field -> dtype-like, optional
-        Wider dtype in which elements arrive (``<u2`` on disk, ``int64`` in the batch); must hold every value of the field.
+        Wider dtype in which elements arrive (``<u2`` on disk, ``int64`` in the batch); must hold every value of the
+        field.
 
     Notes
     -----

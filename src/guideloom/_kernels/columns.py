@@ -1,6 +1,7 @@
 """Columns: take rows of packed records apart into one dense array a field, widening integers on the way.
 
-Letters: K fields, R runs, F files. ``code[k]`` says how field ``k`` is copied (``_kernels/status.py``), ``offset[k]`` where it stands in a
+Letters: K fields, R runs, F files. ``code[k]`` says how field ``k`` is copied (``_kernels/status.py``),
+``offset[k]`` where it stands in a
 record, ``size[k]`` the bytes of one of its values in the column, ``out[k]`` the column's address.
 """
 
@@ -108,7 +109,8 @@ def _spread_mapped_numpy(
 def spread_mapped() -> Any:
     """Gather records out of mapped files straight into columns: each byte is touched once.
 
-    The arguments of ``gather_mapped`` up to ``hi``; then ``itemsize, code, offset, size, out int64[K], room, shift, status``:
+    The arguments of ``gather_mapped`` up to ``hi``; then ``itemsize, code, offset, size, out int64[K], room, shift,
+    status``:
     every column has room for ``room`` values, ``shift`` is in bytes of records.
     """
     from guideloom._kernels import native

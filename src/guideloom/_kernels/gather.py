@@ -1,7 +1,8 @@
 """Gather: many byte ranges of files into one buffer, in one call without the GIL.
 
 Letters: R runs, F files. Run ``r`` is the byte range ``[src[r], src[r] + nbytes[r])`` of ``file[r]``; it goes to
-``out[dst[r] - shift:]``; a run of no bytes needs no file. A kernel works on runs ``[lo, hi)`` and stops at the first that it cannot do.
+``out[dst[r] - shift:]``; a run of no bytes needs no file. A kernel works on runs ``[lo, hi)`` and stops at the first
+that it cannot do.
 
 The compiled sources are in ``_kernels/native.py``; here are their contracts and their twins.
 """
@@ -20,8 +21,19 @@ from guideloom._kernels.status import BAD_RANGE, DONE, FAILED, NOT_OPEN, SHORT
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
+
 def _gather_mapped_numpy(
-    bases: I64, sizes: I64, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int, status: I64
+    bases: I64,
+    sizes: I64,
+    file: I64,
+    src: I64,
+    dst: I64,
+    nbytes: I64,
+    lo: int,
+    hi: int,
+    out: U8,
+    shift: int,
+    status: I64,
 ) -> int:
     """Twin of :func:`gather_mapped`, over ctypes."""
     import ctypes
@@ -49,7 +61,8 @@ def gather_mapped() -> Any:
     """Copy runs out of mapped files.
 
     ``(bases int64[F], sizes int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift, status int64[3])``;
-    ``bases[f]`` is the address of file ``f``'s map, -1 when it is not mapped. Every range is checked before it is touched.
+    ``bases[f]`` is the address of file ``f``'s map, -1 when it is not mapped. Every range is checked before it is
+    touched.
     """
     from guideloom._kernels import native
 
@@ -60,7 +73,7 @@ def _gather_pread_numpy(
     fds: I64, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int, status: I64
 ) -> int:
     """Twin of :func:`gather_pread`, over ``os.preadv``."""
-    view = memoryview(out)
+    view = out.data
     for r in range(lo, hi):
         f, n, d = int(file[r]), int(nbytes[r]), int(dst[r]) - shift
         if n == 0:
@@ -93,8 +106,10 @@ def _gather_pread_numpy(
 def gather_pread() -> Any:
     """Read runs with ``pread``.
 
-    ``(fds int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift, status int64[3])``; ``fds[f]`` is -1 when
-    file ``f`` is not open. Short reads go on where they stopped, EINTR is tried again. On failure ``status[1]`` is errno
+    ``(fds int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift, status int64[3])``; ``fds[f]`` is
+    -1 when
+    file ``f`` is not open. Short reads go on where they stopped, EINTR is tried again. On failure ``status[1]`` is
+    errno
     and ``status[2]`` the bytes of the run that were read.
     """
     from guideloom._kernels import native

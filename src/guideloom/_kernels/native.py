@@ -1,10 +1,12 @@
 """Sources of the kernels that work on raw addresses; imported only to be compiled, by ``_kernels/gather.py`` and ``_kernels/columns.py``.
 
-libc's ``pread`` and ``memcpy`` are bound by symbol (``numba.types.ExternalFunction``): no pointer is baked into the code, so a compiled
-kernel can be cached on disk, and the calls run without the GIL. They must be globals of this module: a closure over them
+libc's ``pread`` and ``memcpy`` are bound by symbol (``numba.types.ExternalFunction``): no pointer is baked into the
+code, so a compiled
+kernel can be cached on disk, and the calls run without the GIL. They must be globals of this module: a closure over
+them
 would miss the cache each time.
 """
-# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined, call-overload"
 
 from __future__ import annotations
 

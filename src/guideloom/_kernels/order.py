@@ -1,8 +1,8 @@
 """The Feistel permutation of an epoch, forward and inverse; ``docs/order.md`` is its normative description.
 
 A number ``x`` of ``high_bits + low_bits`` bits is cut into ``high = x >> low_bits`` and ``low``, the rest. Rounds
-change the halves by turns, ``high ^= F(low, keys[0])``, ``low ^= F(high, keys[1])``, and so on; ``F`` is the top bits of
-the finaliser of SplitMix64 ("Mix13"). A result outside ``[0, size)`` goes through the rounds again.
+change the halves by turns, ``high ^= F(low, keys[0])``, ``low ^= F(high, keys[1])``, and so on; ``F`` is the top bits
+of the finaliser of SplitMix64 ("Mix13"). A result outside ``[0, size)`` goes through the rounds again.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._kernels.door import kernel
+from guideloom._kernels.status import DONE
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 NUM_ROUNDS = 8
 """Rounds, and keys. ``docs/order.md`` says why eight."""
-
-DONE = -1
 
 # Elements in flight at once: enough to hide the latency of the multiplications, few enough for the L1 cache.
 _BLOCK = 128

@@ -1,7 +1,9 @@
 """Spans of windows: which rows of the span table, which payloads, and which payload belongs to each element.
 
-Letters: B windows, R runs (see ``_kernels/windows.py``), S segments, M entries of all samples, Q rows of all blocks, P spans of all windows.
-A *block* is the run of table rows that holds every span of one run of elements; a *row* is (first element, payload offset).
+Letters: B windows, R runs (see ``_kernels/windows.py``), S segments, M entries of all samples, Q rows of all blocks,
+P spans of all windows.
+A *block* is the run of table rows that holds every span of one run of elements; a *row* is (first element, payload
+offset).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def find_blocks(
     """Bound the table rows of each run by the in-memory samples.
 
     Run ``r`` is elements ``[first[r], first[r] + count[r])`` of ``segment[r]``. The samples of segment ``s`` are
-    ``samples[sample_bounds[s]:sample_bounds[s + 1]]``, one for every ``stride[s]`` of its ``rows[s]`` rows. Fills ``block_row`` and
+    ``samples[sample_bounds[s]:sample_bounds[s + 1]]``, one for every ``stride[s]`` of its ``rows[s]`` rows. Fills
+    ``block_row`` and
     ``block_size`` int64[R]; a block includes the row after its last span. Returns -1, or the first run whose segment's
     samples are not loaded.
     """
@@ -67,7 +70,8 @@ def find_spans(
 ) -> int:
     """Find each run's spans in its block, check them, and bound its payload.
 
-    ``table`` int64[Q, 2] holds the blocks one behind the other, ``block_bounds`` int64[R+1]. Fills ``span_row`` (row of ``table``),
+    ``table`` int64[Q, 2] holds the blocks one behind the other, ``block_bounds`` int64[R+1]. Fills ``span_row`` (row
+    of ``table``),
     ``span_count``, and the payload's ``src``, ``nbytes`` in the segment's payload file (of ``payload_size[s]`` bytes).
     Returns -1, or the first run whose rows cannot be right.
     """
@@ -121,7 +125,8 @@ def fill_spans(
 ) -> None:
     """Say for each element which span it lies in, and for each span where its payload stands in the batch's payload buffer.
 
-    Fills ``index`` int32[B, L] (within the window), ``span_bounds`` int64[B+1], ``offsets`` int64[P+1], ``shard_of_span`` int64[P].
+    Fills ``index`` int32[B, L] (within the window), ``span_bounds`` int64[B+1], ``offsets`` int64[P+1],
+    ``shard_of_span`` int64[P].
     """
     p = 0
     at = 0

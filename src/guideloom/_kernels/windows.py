@@ -58,7 +58,8 @@ def fill_runs(
 ) -> None:
     """Fill the runs counted by :func:`count_runs`: ``file, src, dst, nbytes, segment_of_run`` int64[R], ``first_run`` int64[B+1].
 
-    ``src`` and ``dst`` are byte offsets: into the segment's element file (``segment_file``, int64[S]), and into a buffer that holds the
+    ``src`` and ``dst`` are byte offsets: into the segment's element file (``segment_file``, int64[S]), and into a
+    buffer that holds the
     windows one after the other.
     """
     total = starts[-1]
@@ -108,8 +109,10 @@ def locate_items(starts: I64, indexes: I64, segment: I64, local: I64, src_of_pai
 def place_payloads(pairs: I64, segment: I64, payload_size: I64, alignment: int, src: I64, nbytes: I64, dst: I64) -> int:
     """Check the offset pairs of B documents and lay their payloads out one behind the other.
 
-    ``pairs`` int64[B, 2] begin and end in the payload file of ``segment`` (size ``payload_size``, int64[S]); each payload
-    starts at a multiple of ``alignment``. Fills ``src, nbytes`` int64[B] and ``dst`` int64[B+1], whose last is the buffer's size.
+    ``pairs`` int64[B, 2] begin and end in the payload file of ``segment`` (size ``payload_size``, int64[S]); each
+    payload
+    starts at a multiple of ``alignment``. Fills ``src, nbytes`` int64[B] and ``dst`` int64[B+1], whose last is the
+    buffer's size.
     Returns -1, or the position of the first pair that is no range of its file.
     """
     at = 0

@@ -54,13 +54,17 @@ class DocumentOperations:
         segment, local, src, nbytes = np.empty((4, num), np.int64)
         bad = locate_items(self.catalog.starts, indexes, segment, local, src)
         if bad >= 0:
-            raise OutOfRangeError(
-                f"document index {int(indexes[bad])} is outside [0, {self.catalog.total})"
-            )
+            raise OutOfRangeError(f"document index {int(indexes[bad])} is outside [0, {self.catalog.total})")
         pairs = np.empty((num, 2), np.int64)
         at = np.arange(0, 16 * num, 16, dtype=np.int64)
         yield Gather(
-            self.catalog.offsets_file[segment], src, at, np.full(num, 16, np.int64), 0, num, pairs.reshape(-1).view(np.uint8)
+            self.catalog.offsets_file[segment],
+            src,
+            at,
+            np.full(num, 16, np.int64),
+            0,
+            num,
+            pairs.reshape(-1).view(np.uint8),
         )
         dst = np.empty(num + 1, np.int64)
         bad = place_payloads(pairs, segment, self._payload_size, alignment, src, nbytes, dst)
@@ -87,7 +91,7 @@ class DocumentOperations:
         if not wanted.size:
             return []
         buffer, dst, nbytes, segment = yield from self.payloads(wanted, PAYLOAD_ALIGNMENT)
-        view = memoryview(buffer)
+        view = buffer.data
         begins = dst[:-1]
         unpack = self.format.unpack
         return [

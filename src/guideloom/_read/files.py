@@ -50,9 +50,7 @@ class PreadFileSet(PooledFileSet[int]):
     def _close_one(self, handle: int) -> None:
         os.close(handle)
 
-    def _gather_open(
-        self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int
-    ) -> int:
+    def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
         status = np.zeros(3, np.int64)
         stopped = gather_pread(self.values, file, src, dst, nbytes, lo, hi, out, shift, status)
         if stopped != DONE and status[0] != NOT_OPEN:
@@ -117,13 +115,9 @@ class MappedFileSet(PooledFileSet[Any]):
         # Views first; the map is closed by the collector when nothing refers to it, which is now.
         del handle
 
-    def _gather_open(
-        self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int
-    ) -> int:
+    def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
         status = np.zeros(3, np.int64)
-        stopped = gather_mapped(
-            self.values, self.table.sizes, file, src, dst, nbytes, lo, hi, out, shift, status
-        )
+        stopped = gather_mapped(self.values, self.table.sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
         if stopped != DONE and status[0] != NOT_OPEN:
             self._raise(status, stopped, file, src, nbytes)
         return int(stopped)
@@ -135,7 +129,7 @@ class SeekFileSet(FileSet):
     def _gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> None:
         files = file[lo:hi]
         runs = lo + np.argsort(files, kind="stable")
-        view = memoryview(out)
+        view = out.data
         columns = zip(
             file[runs].tolist(), src[runs].tolist(), (dst[runs] - shift).tolist(), nbytes[runs].tolist(), strict=True
         )
@@ -154,7 +148,9 @@ class SeekFileSet(FileSet):
                         raise self.table.missing(number) from error
                     current = number
                 if at < 0 or at + size > len(view):
-                    raise CorruptDataError("a read lies outside the buffer", path=self.table.paths[number], offset=offset)
+                    raise CorruptDataError(
+                        "a read lies outside the buffer", path=self.table.paths[number], offset=offset
+                    )
                 handle.seek(offset)  # type: ignore[union-attr]
                 done = 0
                 while done < size:
@@ -207,10 +203,8 @@ class BackendFileSet(PooledFileSet[_Entry]):
     def _close_one(self, handle: _Entry) -> None:
         handle.reader.close()
 
-    def _gather_open(
-        self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int
-    ) -> int:
-        view = memoryview(out)
+    def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
+        view = out.data
         for run in range(lo, hi):
             if not nbytes[run]:
                 continue
@@ -266,4 +260,3 @@ def open_file_set(backend: IOReaderAbstract, table: FileTable, capacity: int | N
 def is_own_backend(backend: IOReaderAbstract) -> bool:
     """Whether GuideLoom may list the folder and use its compiled gathers: exactly our classes, no subclass."""
     return type(backend) in (PosixPreadIO, MmapIO, SeekIO)
-

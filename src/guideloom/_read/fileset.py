@@ -1,6 +1,7 @@
 """Sets of open files: bounded, shared by threads, read in batches; what all backends share.
 
-A *file set* knows a data set's files by number. ``gather`` carries out the runs of a plan: it opens what is not open, keeps at most
+A *file set* knows a data set's files by number. ``gather`` carries out the runs of a plan: it opens what is not
+open, keeps at most
 ``capacity`` files open, and turns what goes wrong into an error with path, shard and offset.
 """
 
@@ -166,7 +167,8 @@ class FileSet(ABC):
 class PooledFileSet(FileSet, Generic[HandleT]):
     """A file set that keeps handles, at most ``capacity``, and evicts the least recently used ones.
 
-    As long as all files fit, a gather takes no lock for them: ``values`` (int64[F], -1 when not open) only ever gains entries.
+    As long as all files fit, a gather takes no lock for them: ``values`` (int64[F], -1 when not open) only ever
+    gains entries.
     """
 
     def __init__(self, table: FileTable, capacity: int) -> None:
@@ -190,9 +192,7 @@ class PooledFileSet(FileSet, Generic[HandleT]):
     def _close_one(self, handle: HandleT) -> None: ...
 
     @abstractmethod
-    def _gather_open(
-        self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int
-    ) -> int:
+    def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
         """Gather; returns DONE, or the run whose file is not open; raises for anything else."""
 
     def _gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> None:

@@ -28,7 +28,6 @@ from guideloom._storage.opening import open_catalog
 from guideloom._storage.requests import FileSize, ListFolder, ReadFile, ReadRange, Request
 
 
-
 def _wanted_dtype(storage_format: StorageFormat) -> np.dtype[Any] | None:
     dtype = getattr(storage_format, "stream_dtype", None)
     return None if dtype is None else np.dtype(dtype)

@@ -77,9 +77,7 @@ class AsyncBackendFiles:
     Keeps at most ``capacity`` files open between gathers; reads of one gather run concurrently.
     """
 
-    def __init__(
-        self, table: FileTable, capacity: int, make: Callable[[PurePath], IOAsyncReaderAbstract]
-    ) -> None:
+    def __init__(self, table: FileTable, capacity: int, make: Callable[[PurePath], IOAsyncReaderAbstract]) -> None:
         self._table = table
         self._capacity = max(1, capacity)
         self._make = make
@@ -100,7 +98,7 @@ class AsyncBackendFiles:
         if self._closed:
             raise NotOpenError("this reader is closed: open it again")
         room = asyncio.Semaphore(MAX_CONCURRENT_READS)
-        view = memoryview(g.out)
+        view = g.out.data
 
         async def one(r: int) -> None:
             async with room:

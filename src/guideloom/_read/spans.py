@@ -82,9 +82,7 @@ class SpanOperations:
 
     def prepare(self, begins: I64, length: int) -> WindowPlan:
         """Plan the elements of windows; pure."""
-        return plan_windows(
-            self.catalog.starts, self.catalog.elements_file, begins, length, self._row_dtype.itemsize
-        )
+        return plan_windows(self.catalog.starts, self.catalog.elements_file, begins, length, self._row_dtype.itemsize)
 
     # --- samples of the span tables ---------------------------------------------------------------
 
@@ -106,9 +104,7 @@ class SpanOperations:
         whole = np.empty(-(-rows // stride), np.int64)
         file = int(self.catalog.table_file[segment])
         one = np.zeros(1, np.int64)
-        yield Gather(
-            one + file, one + (rows + 1) * ROW_BYTES, one, one + whole.nbytes, 0, 1, whole.view(np.uint8)
-        )
+        yield Gather(one + file, one + (rows + 1) * ROW_BYTES, one, one + whole.nbytes, 0, 1, whole.view(np.uint8))
         if whole.size and (whole[0] != 0 or (np.diff(whole) <= 0).any()):
             raise CorruptDataError(
                 "expected the sample of the span table to rise from 0: restore the file, or write the shard anew",
@@ -265,7 +261,7 @@ class SpanOperations:
         batch = yield from self.read(plan, lo, hi)
         rows = batch.rows if batch.rows.dtype == self.dtype else batch.rows.astype(self.dtype)
         unpack = self.format.unpack
-        view = memoryview(batch.payload)
+        view = batch.payload.data
         offsets = batch.offsets.tolist()
         bounds = batch.bounds.tolist()
         payloads = [view[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
@@ -282,7 +278,9 @@ class SpanOperations:
         """
         batch = yield from self.read(plan, lo, hi)
         names = self.dtype.names
-        columns: dict[str, npt.NDArray[Any]] = {"elements": batch.rows} if names is None else {n: batch.rows[n] for n in names}
+        columns: dict[str, npt.NDArray[Any]] = (
+            {"elements": batch.rows} if names is None else {n: batch.rows[n] for n in names}
+        )
         result: dict[str, npt.NDArray[Any]] = {}
         for name, column in columns.items():
             wanted = self.dtype if names is None else self.dtype[name].base

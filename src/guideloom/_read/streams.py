@@ -6,7 +6,7 @@ Letters: B windows, L elements a window, R runs, S segments.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,7 +22,7 @@ from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]
 Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
-WantedDtype: TypeAlias = npt.DTypeLike | dict[str, npt.DTypeLike] | None
+WantedDtype: TypeAlias = npt.DTypeLike | Mapping[str, npt.DTypeLike] | None
 
 
 def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
@@ -53,24 +53,31 @@ def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
         return np.dtype((want, shape)) if shape else want
 
     if dtype.names is None:
-        if isinstance(wanted, dict):
+        if isinstance(wanted, Mapping):
             raise ArgumentError(f"the elements have no fields ({dtype}): give one dtype, not a mapping")
         return check("the element", dtype, np.dtype(wanted))
     fields = {name: dtype[name] for name in dtype.names}
-    if isinstance(wanted, dict):
+    if isinstance(wanted, Mapping):
         for name, want in wanted.items():
             if name not in fields:
                 raise ArgumentError(f"no field {name!r} in the elements: they have {', '.join(fields)}")
-            fields[name] = check(f"field {name!r}", fields[name], np.dtype(want))
+            fields[name] = check(f"field {name!r}", fields[name], np.dtype(want))  # type: ignore[call-overload]
     else:
-        want = np.dtype(wanted)
-        suited = [name for name, have in fields.items() if np.can_cast(have.base, want, "safe") and have.base.kind == want.kind
-                  or (have.base.kind == "u" and want.kind == "i" and np.can_cast(have.base, want, "safe"))]
+        target = np.dtype(wanted)
+        suited = [name for name, have in fields.items() if _widens(have.base, target)]
         if not suited:
-            raise ArgumentError(f"dtype {want} cannot hold every value of any field of {dtype}: name the fields in a mapping")
+            raise ArgumentError(
+                f"dtype {target} cannot hold every value of any field of {dtype}: name the fields in a mapping"
+            )
         for name in suited:
-            fields[name] = check(f"field {name!r}", fields[name], want)
+            fields[name] = check(f"field {name!r}", fields[name], target)
     return np.dtype(list(fields.items()))
+
+
+def _widens(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether ``want`` holds every value of ``have`` and is the same sort of number."""
+    sorts = {"u": "iu", "i": "i", "f": "f", "c": "c", "b": "b"}
+    return want.kind in sorts.get(have.kind, "") and np.can_cast(have, want, "safe")
 
 
 class StreamOperations:
