@@ -22,6 +22,7 @@ from guideloom._dataset.source import BatchSource, Empty, ItemwiseSource
 from guideloom._dataset.stream_readers import Operations, StreamAsyncReader, StreamSyncReader
 from guideloom._plan.windows import WindowPlan
 from guideloom._read.operations import run, run_async
+from guideloom._read.readahead import MAX_AHEAD_BYTES, MAX_AHEAD_RUNS
 from guideloom._read.streams import WantedDtype, widened
 
 I64 = npt.NDArray[np.int64]
@@ -210,6 +211,8 @@ class WindowSource(BatchSource):
         self._files = reader.files
         self._operations: Operations = reader.operations.with_dtype(dataset.dtype)
         self._size = size
+        # The plan that is being read, and up to which window its bytes were asked for ahead.
+        self._ahead: tuple[WindowPlan | None, int] = (None, 0)
 
     @property
     def size(self) -> int:
@@ -231,10 +234,24 @@ class WindowSource(BatchSource):
         return self._operations.prepare(indexes * self._dataset.sequence_length, self._dataset.window_length)
 
     def samples(self, prepared: WindowPlan, lo: int, hi: int) -> list[Any]:
+        self._ask_ahead(prepared, hi)
         return run(self._operations.samples(prepared, lo, hi), self._files)
 
     def arrays(self, prepared: WindowPlan, lo: int, hi: int, empty: Empty) -> Any:
+        self._ask_ahead(prepared, hi)
         return run(self._operations.arrays(prepared, lo, hi, empty), self._files)
+
+    def _ask_ahead(self, plan: WindowPlan, hi: int) -> None:
+        """Ask for the windows behind ``hi`` of the same plan; two threads at once may ask for some of them twice."""
+        if not self._files.readahead.cold:
+            return
+        reading, asked = self._ahead
+        begin = max(hi, asked) if reading is plan else hi
+        windows = max(1, min(MAX_AHEAD_RUNS, MAX_AHEAD_BYTES // max(1, plan.window_bytes)))
+        end = min(plan.num_windows, hi + windows)
+        if end > begin:
+            self._ahead = (plan, end)
+            self._files.ahead(plan.file, plan.src, plan.nbytes, plan.bounds[begin], plan.bounds[end])
 
 
 def _not_open() -> NotOpenError:

@@ -10,6 +10,7 @@ would miss the cache each time.
 
 from __future__ import annotations
 
+import mmap
 import sys
 
 import numpy as np
@@ -41,8 +42,24 @@ pread = types.ExternalFunction("pread", types.intp(types.int32, types.intp, type
 errno_address = types.ExternalFunction("__error" if sys.platform == "darwin" else "__errno_location", types.intp())
 EINTR = 4
 
+clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
+CLOCK_MONOTONIC = 6 if sys.platform == "darwin" else 1
+
+posix_fadvise = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
+madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.uintp, types.int32))
+WILLNEED = 3  # the same number for posix_fadvise and madvise, on Linux and macOS
+PAGE_BYTES = mmap.PAGESIZE
+
+
+@njit(nogil=True)
+def _now_ns():
+    time = np.zeros(2, np.int64)
+    clock_gettime(np.int32(CLOCK_MONOTONIC), time.ctypes.data)
+    return time[0] * 1_000_000_000 + time[1]
+
 
 def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, status):
+    started = _now_ns()
     address = out.ctypes.data
     room = out.size
     for r in range(lo, hi):
@@ -59,10 +76,12 @@ def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, stat
             status[0] = BAD_RANGE
             return r
         memcpy(address + d, base + src[r], n)
+    status[3] = _now_ns() - started
     return DONE
 
 
 def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
+    started = _now_ns()
     address = out.ctypes.data
     room = out.size
     for r in range(lo, hi):
@@ -94,7 +113,24 @@ def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
                     status[1] = code[0]
                     status[2] = done
                     return r
+    status[3] = _now_ns() - started
     return DONE
+
+
+def advise_files(fds, file, src, nbytes, lo, hi):
+    for r in range(lo, hi):
+        fd = fds[file[r]]
+        if nbytes[r] > 0 and fd >= 0:
+            posix_fadvise(np.int32(fd), src[r], nbytes[r], np.int32(WILLNEED))
+
+
+def advise_maps(bases, sizes, file, src, nbytes, lo, hi):
+    for r in range(lo, hi):
+        f = file[r]
+        n = nbytes[r]
+        if n > 0 and bases[f] >= 0 and src[r] >= 0 and src[r] <= sizes[f] - n:
+            first = (bases[f] + src[r]) // PAGE_BYTES * PAGE_BYTES
+            madvise(first, bases[f] + src[r] + n - first, np.int32(WILLNEED))
 
 
 # --- columns: de-interleave and widen while gathering ------------------------------------------------
@@ -182,6 +218,7 @@ def _spread(code, at, stride, n, to, size):
 
 
 def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, offset, size, out, room, shift, status):
+    started = _now_ns()
     for r in range(lo, hi):
         f = file[r]
         n = nbytes[r]
@@ -198,4 +235,5 @@ def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, 
             return r
         for k in range(code.size):
             _spread(code[k], base + src[r] + offset[k], itemsize, count, out[k] + first * size[k], size[k])
+    status[3] = _now_ns() - started
     return DONE

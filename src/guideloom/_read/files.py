@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from guideloom._io.mapped import MmapIO, map_file
 from guideloom._io.pread import PosixPreadIO, advise_random
 from guideloom._io.seek import SeekIO
 from guideloom._kernels.columns import copy_code, spread_mapped
-from guideloom._kernels.gather import gather_mapped, gather_pread
+from guideloom._kernels.gather import advise_files, advise_maps, gather_mapped, gather_pread
 from guideloom._kernels.status import DONE, NOT_OPEN
 from guideloom._read.asks import Spread
 from guideloom._read.fileset import FileSet, FileTable, PooledFileSet, default_capacity
@@ -50,10 +51,16 @@ class PreadFileSet(PooledFileSet[int]):
     def _close_one(self, handle: int) -> None:
         os.close(handle)
 
+    def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            advise_files(self.values, file, src, nbytes, lo, hi)
+
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
-        status = np.zeros(3, np.int64)
+        status = np.zeros(4, np.int64)
         stopped = gather_pread(self.values, file, src, dst, nbytes, lo, hi, out, shift, status)
-        if stopped != DONE and status[0] != NOT_OPEN:
+        if stopped == DONE:
+            self.readahead.note(hi - lo, out.size, int(status[3]))
+        elif status[0] != NOT_OPEN:
             self._raise(status, stopped, file, src, nbytes)
         return int(stopped)
 
@@ -69,6 +76,9 @@ class MappedFileSet(PooledFileSet[Any]):
         self.table.check_size(file, size)
         if mapped is None:
             return None, 0
+        if hasattr(mmap, "MADV_RANDOM"):
+            # A fault in the middle of a shuffle must not read 128 KiB around it; what comes next is asked for by us.
+            mapped.madvise(mmap.MADV_RANDOM)
         view = np.frombuffer(mapped, np.uint8)
         return (mapped, view), int(view.__array_interface__["data"][0])
 
@@ -91,10 +101,12 @@ class MappedFileSet(PooledFileSet[Any]):
             np.int64,
         )
         room = ask.columns[0].shape[0] * ask.columns[0].shape[1]
-        status = np.zeros(3, np.int64)
+        status = np.zeros(4, np.int64)
         lo = ask.lo
         self._enter()
         try:
+            if self.readahead.cold:
+                self._advise(ask.file, ask.src, ask.nbytes, lo, ask.hi)
             while True:
                 stopped = int(
                     spread_mapped(
@@ -103,6 +115,7 @@ class MappedFileSet(PooledFileSet[Any]):
                     )
                 )  # fmt: skip
                 if stopped == DONE:
+                    self.readahead.note(ask.hi - lo, room * dtype.itemsize, int(status[3]))
                     return
                 if status[0] != NOT_OPEN:
                     self._raise(status, stopped, ask.file, ask.src, ask.nbytes)
@@ -111,14 +124,19 @@ class MappedFileSet(PooledFileSet[Any]):
         finally:
             self._leave()
 
+    def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
+        advise_maps(self.values, self.table.sizes, file, src, nbytes, lo, hi)
+
     def _close_one(self, handle: Any) -> None:
         # Views first; the map is closed by the collector when nothing refers to it, which is now.
         del handle
 
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
-        status = np.zeros(3, np.int64)
+        status = np.zeros(4, np.int64)
         stopped = gather_mapped(self.values, self.table.sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
-        if stopped != DONE and status[0] != NOT_OPEN:
+        if stopped == DONE:
+            self.readahead.note(hi - lo, out.size, int(status[3]))
+        elif status[0] != NOT_OPEN:
             self._raise(status, stopped, file, src, nbytes)
         return int(stopped)
 

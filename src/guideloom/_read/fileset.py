@@ -19,6 +19,7 @@ import numpy.typing as npt
 from guideloom._base.errors import CorruptDataError, MissingShardError, NotOpenError
 from guideloom._kernels.status import BAD_RANGE, DONE, FAILED, SHORT
 from guideloom._read.asks import Gather, Spread
+from guideloom._read.readahead import Readahead
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -87,6 +88,7 @@ class FileSet(ABC):
         self._users = 0
         self._closed = False
         self._pid = os.getpid()
+        self.readahead = Readahead()
 
     def gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int = 0) -> None:
         """Fill ``out`` with the runs ``[lo, hi)``: ``out[dst[r] - shift:][:nbytes[r]]`` = bytes from ``src[r]`` of ``file[r]``.
@@ -103,9 +105,23 @@ class FileSet(ABC):
         """
         self._enter()
         try:
+            if self.readahead.cold:
+                self._advise(file, src, nbytes, lo, hi)
             self._gather(file, src, dst, nbytes, lo, hi, out, shift)
         finally:
             self._leave()
+
+    def ahead(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
+        """Ask for the bytes of runs that will be gathered soon; does nothing where reads do not wait."""
+        if self.readahead.cold:
+            self._enter()
+            try:
+                self._advise(file, src, nbytes, lo, hi)
+            finally:
+                self._leave()
+
+    def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
+        """Pass the advice on, where the backend has a way to."""
 
     def carry_out(self, ask: Gather | Spread) -> None:
         """Carry out what an operation asks for."""
