@@ -1,0 +1,265 @@
+"""Turns finished parts into committed ones, and gathers the manifest; the steps are those of ``docs/format.md``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from guideloom._base.errors import ConcurrentCommitError, GuideLoomError
+from guideloom._storage import disk
+from guideloom._storage.catalog import Kind
+from guideloom._storage.local import LocalFolder, drive
+from guideloom._storage.manifest import encode_manifest
+from guideloom._storage.names import (
+    MANIFEST,
+    RECORD_LIMIT_BYTES,
+    TEMPORARY_PREFIX,
+    parse_data_name,
+    parse_record_name,
+    record_name,
+)
+from guideloom._storage.opening import read_unnamed
+from guideloom._storage.part import OpenPart
+from guideloom._storage.parts import Parts
+from guideloom._storage.record import CommitRecord, decode_record, encode_record
+
+# A file system commits its journal for many at once: 16 at a time are ten times as fast as one after the other.
+_SYNC_THREADS = 16
+_GATHER_ROUNDS = 16
+
+Failure = tuple[int, Exception]
+
+
+class Committer:
+    """Commits the parts of one writer into a folder.
+
+    Parameters
+    ----------
+    folder : str
+    token : str
+        Unique to the writer; part of every temporary name.
+    kind, dtype, format_name, metadata
+        What every record of the writer says.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        token: str,
+        kind: Kind,
+        dtype: np.dtype[Any] | None,
+        format_name: str,
+        metadata: dict[str, Any],
+    ) -> None:
+        self._folder = folder
+        self._token = token
+        self._kind = kind
+        self._dtype = dtype
+        self._format_name = format_name
+        self._metadata = metadata
+
+    def commit(self, parts: Sequence[OpenPart]) -> tuple[list[CommitRecord], list[Failure]]:
+        """Commit parts, each for itself: one that fails leaves the others alone.
+
+        Returns
+        -------
+        records : list of CommitRecord
+            Of the parts that are committed.
+        failures : list of (shard, exception)
+            Of the others, whose files are gone.
+        """
+        failures: list[Failure] = []
+        records: dict[int, tuple[CommitRecord, str]] = {}
+        committed: list[CommitRecord] = []
+        try:
+            self._commit(parts, records, committed, failures)
+        except BaseException:
+            for part in parts:
+                self._discard(part)
+            raise
+        finally:
+            for _, temporary in records.values():
+                disk.unlink(temporary)
+        return committed, failures
+
+    def _commit(
+        self,
+        parts: Sequence[OpenPart],
+        records: dict[int, tuple[CommitRecord, str]],
+        committed: list[CommitRecord],
+        failures: list[Failure],
+    ) -> None:
+        def each(step: Callable[[OpenPart], None], over: Iterable[OpenPart], threads: int = 1) -> list[OpenPart]:
+            passed = []
+            chosen = list(over)
+            for part, error in zip(chosen, _attempts(step, chosen, threads), strict=True):
+                if error is None:
+                    passed.append(part)
+                else:
+                    failures.append((part.shard, error))
+                    self._discard(part)
+            return passed
+
+        def complete(part: OpenPart) -> None:
+            part.complete()
+            for file in part.files.values():
+                file.release()
+
+        def sync_and_name(part: OpenPart) -> None:
+            for file in part.files.values():
+                file.finish()
+            record = self._record(part)
+            data, checksum = encode_record(record)
+            record = replace(record, checksum=checksum)
+            temporary = self._write_temporary(f"{part.shard:07d}.record", data)
+            records[part.shard] = (record, temporary)
+            for role, file in part.files.items():
+                file.rename(os.path.join(self._folder, record.data_name(role)))
+
+        def publish(part: OpenPart) -> None:
+            record, temporary = records[part.shard]
+            if not disk.link_new(temporary, os.path.join(self._folder, record.name)):
+                raise ConcurrentCommitError(
+                    f"another writer committed part {part.part} of shard {part.shard} after this one began it: nothing "
+                    "of this writer's data for the shard was kept; to add it behind the other's, write it again with "
+                    'mode="append"',
+                    path=os.path.join(self._folder, record.name),
+                    shard=part.shard,
+                )
+            committed.append(record)
+
+        ready = each(sync_and_name, each(complete, parts), _SYNC_THREADS)
+        if ready:
+            try:
+                # The names, and the manifest's absence, must be durable before any record is.
+                disk.unlink(os.path.join(self._folder, MANIFEST))
+                disk.sync_folder(self._folder)
+            except OSError as error:
+                for part in ready:
+                    failures.append((part.shard, error))
+                    self._discard(part)
+                ready = []
+        each(publish, ready)
+        if committed:
+            disk.sync_folder(self._folder)
+
+    def _record(self, part: OpenPart) -> CommitRecord:
+        return CommitRecord(
+            kind=self._kind,
+            shard=part.shard,
+            part=part.part,
+            replaces=part.replaces,
+            dtype=self._dtype,
+            format_name=self._format_name,
+            count=part.count,
+            spans=part.spans,
+            stride=part.stride,
+            files={role: file.entry() for role, file in part.files.items()},
+            metadata=self._metadata,
+        )
+
+    def _write_temporary(self, suffix: str, data: bytes) -> str:
+        path = os.path.join(self._folder, f"{TEMPORARY_PREFIX}{self._token}-{suffix}")
+        disk.write_file(path, data)
+        return path
+
+    def _discard(self, part: OpenPart) -> None:
+        """Remove a part's files, but none that a committed record names or yet may: an equal part has equal names."""
+        try:
+            named = self._named_by_winner(part)
+            for file in part.files.values():
+                name = os.path.basename(file.path)
+                if name.startswith(TEMPORARY_PREFIX) or (named is not None and name not in named):
+                    file.remove()
+        except OSError:
+            # The disk is failing: what stays is a leftover, and the error to report is the one that brought us here.
+            return
+
+    def _named_by_winner(self, part: OpenPart) -> set[str] | None:
+        """Names of the files of the part that another writer committed; None while that cannot be known."""
+        name = record_name(part.shard, part.part)
+        data = LocalFolder(Path(self._folder)).read_file(name, RECORD_LIMIT_BYTES)
+        if data is None:
+            return None
+        try:
+            record = decode_record(data, name, self._folder)
+        except GuideLoomError:
+            return None
+        return {record.data_name(role) for role in record.files}
+
+
+def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threads: int) -> Iterable[Exception | None]:
+    """Run a step on each part; give the error that ended each, or None."""
+
+    def attempt(part: OpenPart) -> Exception | None:
+        try:
+            step(part)
+        except (OSError, GuideLoomError) as error:
+            return error
+        return None
+
+    if threads == 1 or len(parts) < 4:
+        return list(map(attempt, parts))
+    with ThreadPoolExecutor(threads, thread_name_prefix="guideloom-sync") as pool:
+        return list(pool.map(attempt, parts))
+
+
+def gather_manifest(folder: str, token: str, known: Parts | None) -> None:
+    """Write a manifest of all committed parts, exact also when other writers commit meanwhile.
+
+    Parameters
+    ----------
+    folder, token : str
+    known : Parts or None
+        Parts that need not be read again.
+
+    Notes
+    -----
+    A writer's steps are: data files appear, the manifest is removed, the record appears. So whatever was committed
+    since our listing shows, in a listing after our rename, at least its data files: if that listing has anything new,
+    we gather again.
+    A part whose data files are listed and whose record is not is named as *pending*, and readers ask for it; so the
+    manifest also holds when its writer is killed between two steps.
+    """
+    local = LocalFolder(Path(folder))
+    target = os.path.join(folder, MANIFEST)
+    for _ in range(_GATHER_ROUNDS):
+        before = _listed(folder)
+        records, pending = before
+        parts = drive(read_unnamed(dict.fromkeys(records, 0), known, folder), local.answer)
+        if parts is None:
+            return
+        listed = [row for row, name in enumerate(parts.record_names()) if name in records]
+        if len(listed) != parts.shard.size:
+            parts = parts.take(np.array(listed, np.int64))
+        known = parts
+        temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{token}-manifest")
+        disk.write_file(temporary, encode_manifest(parts, pending))
+        disk.rename(temporary, target)
+        if _listed(folder) == before:
+            disk.sync_folder(folder)
+            return
+    # Others go on committing; the last of them gathers. Without a manifest readers read the records, which is only
+    # slower.
+    disk.unlink(target)
+
+
+def _listed(folder: str) -> tuple[frozenset[str], tuple[tuple[int, int], ...]]:
+    """Names of the commit records in a folder, and the parts that have data files and no record."""
+    records, with_record, with_data = set(), set(), set()
+    for name in os.listdir(folder):
+        numbers = parse_record_name(name)
+        if numbers is not None:
+            records.add(name)
+            with_record.add(numbers)
+        else:
+            numbers = parse_data_name(name)
+            if numbers is not None:
+                with_data.add(numbers)
+    return frozenset(records), tuple(sorted(with_data - with_record))

@@ -1,0 +1,144 @@
+"""Every call that changes the disk, so that a test can stop a writer before each of them.
+
+Paths are strings. An ``OSError`` always carries its path, also where the system call only knows a descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from typing import NoReturn
+
+before: Callable[[str, str], None] | None = None
+"""Called with the name of the step and the path before each step; for tests only."""
+
+_WRITE = os.O_WRONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_HAS_FOLDER_SYNC = os.name == "posix"
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.EXDEV)
+
+
+def _step(name: str, path: str) -> None:
+    if before is not None:
+        before(name, path)
+
+
+def _with_path(error: OSError, path: str) -> NoReturn:
+    raise OSError(error.errno, error.strerror, path) from error
+
+
+def make_folder(path: str) -> None:
+    """Make a folder and its parents; durable, and no error when it is there."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(os.path.abspath(path))
+    if parent != os.path.abspath(path):
+        make_folder(parent)
+    _step("mkdir", path)
+    os.makedirs(path, exist_ok=True)
+    sync_folder(parent)
+
+
+def create(path: str) -> int:
+    """Create a file that must not exist, and return a descriptor to write it."""
+    _step("create", path)
+    return os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o666)
+
+
+def reopen(path: str) -> int:
+    """Return a descriptor to write on in a file made by :func:`create`."""
+    return os.open(path, _WRITE)
+
+
+def write_at(descriptor: int, data: memoryview, offset: int, path: str) -> None:
+    """Write all bytes at an offset; when that fails, what lies beyond ``offset`` is undefined."""
+    _step("write", path)
+    try:
+        while data.nbytes:
+            if hasattr(os, "pwrite"):
+                written = os.pwrite(descriptor, data[: 1 << 30], offset)
+            else:
+                os.lseek(descriptor, offset, os.SEEK_SET)
+                written = os.write(descriptor, data[: 1 << 30])
+            data = data[written:]
+            offset += written
+    except OSError as error:
+        _with_path(error, path)
+
+
+def finish_file(path: str, size: int) -> None:
+    """Cut a file to its size (a failed write may have left more), and make it durable."""
+    _step("sync", path)
+    descriptor = reopen(path)
+    try:
+        if os.fstat(descriptor).st_size != size:
+            os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    except OSError as error:
+        _with_path(error, path)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: str, data: bytes) -> None:
+    """Create a durable file with the bytes given; when that fails there is no file."""
+    descriptor = create(path)
+    try:
+        try:
+            write_at(descriptor, memoryview(data), 0, path)
+        finally:
+            os.close(descriptor)
+        finish_file(path, len(data))
+    except OSError:
+        unlink(path)
+        raise
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable, where the platform can."""
+    if not _HAS_FOLDER_SYNC:
+        return
+    _step("sync_folder", path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder; their renames are durable without it.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            _with_path(error, path)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: str, target: str) -> None:
+    """Rename a file over whatever has the target's name."""
+    _step("rename", target)
+    os.replace(source, target)
+
+
+def link_new(source: str, target: str) -> bool:
+    """Give a file a second name, or return False when that name is taken.
+
+    Where the file system has no hard links, the file is renamed after a check that the name is free.
+    """
+    _step("link", target)
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        # A network file system may repeat a request that went through, and then report its own link.
+        return os.path.samefile(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if os.path.lexists(target):
+            return False
+        os.rename(source, target)
+    return True
+
+
+def unlink(path: str) -> None:
+    """Remove a file, if it is there."""
+    _step("unlink", path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,231 @@
+"""Opening a data set: from its files' names, sizes and records to a checked :class:`Catalog`.
+
+Written as generators that yield requests and receive answers: no I/O here, and one code for synchronous backends,
+asyncio backends and local folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+
+from guideloom._base.checks import packed_little_endian
+from guideloom._base.errors import CorruptDataError, DataSetNotFoundError, ForeignDataError, MissingShardError
+from guideloom._storage.agree import check_agrees
+from guideloom._storage.catalog import Catalog, Kind
+from guideloom._storage.manifest import Manifest, decode_manifest
+from guideloom._storage.names import (
+    MANIFEST,
+    MANIFEST_LIMIT_BYTES,
+    RECORD_LIMIT_BYTES,
+    RECORD_SUFFIX,
+    TEMPORARY_PREFIX,
+    parse_data_name,
+    parse_record_name,
+    record_name,
+)
+from guideloom._storage.parts import Parts, catalog_of_parts, join_parts, parts_from_records
+from guideloom._storage.published import is_published_name, published_by_listing, published_by_probing
+from guideloom._storage.record import CommitRecord, decode_record, join_path
+from guideloom._storage.requests import FileSize, ListFolder, ReadFile, Request
+
+Asked: TypeAlias = tuple[Kind, np.dtype[Any] | None, str]
+
+
+def open_catalog(
+    kind: Kind, stream_dtype: np.dtype[Any] | None, format_name: str, *, folder: str = ""
+) -> Generator[Request, Any, Catalog]:
+    """Open a data set.
+
+    Parameters
+    ----------
+    kind : Kind
+        What the caller's storage class holds.
+    stream_dtype : dtype or None
+        The caller's element dtype, in any byte order, padded or not; None for documents.
+    format_name : str
+        Class name of the caller's format.
+    folder : str, optional
+        The data set's path, for messages only.
+
+    Returns
+    -------
+    Catalog
+        Through ``StopIteration``: kind, dtype, format, shard numbers, and the size of every file agree.
+
+    Raises
+    ------
+    DataSetNotFoundError, ForeignDataError, WrongKindError, NewerVersionError, MissingShardError, CorruptDataError
+
+    Notes
+    -----
+    With a listing: the listing, the manifest, and one read for each record the manifest does not name. Without: the
+    manifest, the records it calls pending, the one behind its last shard, and one size for each file; without a
+    manifest one read for each record, and one more a shard.
+    """
+    asked: Asked = (kind, None if stream_dtype is None else packed_little_endian(stream_dtype), format_name)
+    listing = yield ListFolder()
+    if listing is None:
+        return (yield from _open_by_probing(asked, folder))
+    try:
+        return (yield from _open_by_listing(listing, asked, folder))
+    except MissingShardError:
+        # A part that was committed while the folder was listed can be in the manifest, or have its record listed, and
+        # still not be in the listing with all its files. A second listing has it.
+        again = yield ListFolder()
+        if again == listing:
+            raise
+        return (yield from _open_by_listing(again, asked, folder))
+
+
+def read_manifest(folder: str) -> Generator[Request, Any, Manifest | None]:
+    """Read the manifest, None when there is none."""
+    data = yield ReadFile(MANIFEST, MANIFEST_LIMIT_BYTES)
+    return None if data is None else decode_manifest(bytes(data), folder)
+
+
+def read_unnamed(listing: Mapping[str, int], known: Parts | None, folder: str) -> Generator[Request, Any, Parts | None]:
+    """Read each listed record that ``known`` does not have, and return the parts of both.
+
+    Raises
+    ------
+    MissingShardError
+        A record that was listed is gone.
+    """
+    listed = {name for name in listing if name.endswith(RECORD_SUFFIX)}
+    if known is not None:
+        listed.difference_update(known.record_names())
+    records = []
+    for name in sorted(name for name in listed if parse_record_name(name) is not None):
+        record = yield from _read_record(name, folder)
+        if record is None:
+            raise MissingShardError("the commit record was listed and is gone", path=join_path(folder, name))
+        records.append(record)
+    return join_parts(known, parts_from_records(records, folder) if records else None, folder)
+
+
+def _read_record(name: str, folder: str) -> Generator[Request, Any, CommitRecord | None]:
+    data = yield ReadFile(name, RECORD_LIMIT_BYTES)
+    return None if data is None else decode_record(bytes(data), name, folder)
+
+
+def _open_by_listing(listing: Mapping[str, int], asked: Asked, folder: str) -> Generator[Request, Any, Catalog]:
+    manifest = (yield from read_manifest(folder)) if MANIFEST in listing else None
+    parts = yield from read_unnamed(listing, None if manifest is None else manifest.parts, folder)
+    published = [name for name in listing if is_published_name(name)]
+    if parts is None:
+        if published:
+            theirs = {name: listing[name] for name in published}
+            return (yield from published_by_listing(theirs, asked[0], asked[1], folder))
+        _raise_nothing_found(listing, folder)
+    if published:
+        raise ForeignDataError(
+            f"files of the published 1.x layout ({published[0]}) lie among those of a current data set: "
+            "move one of the two to another folder",
+            path=folder or None,
+        )
+    for name in parts.record_names():
+        if name not in listing:
+            raise MissingShardError(
+                "the manifest names this commit record, but it is gone: restore it from a copy",
+                path=join_path(folder, name),
+            )
+    catalog = _catalog(parts, asked, folder)
+    found = np.fromiter((listing.get(name, -1) for name in catalog.files), np.int64, len(catalog.files))
+    _check_sizes(catalog, found, folder)
+    return catalog
+
+
+def _open_by_probing(asked: Asked, folder: str) -> Generator[Request, Any, Catalog]:
+    manifest = yield from read_manifest(folder)
+    parts = None if manifest is None else manifest.parts
+    records: list[CommitRecord] = []
+    shard = 0
+    if manifest is not None:
+        shard = int(manifest.parts.shard[-1]) + 1
+        for numbers in manifest.pending:
+            record = yield from _read_record(record_name(*numbers), folder)
+            if record is not None:
+                records.append(record)
+    seen = {(record.shard, record.part) for record in records}
+    while True:
+        part = 0
+        while True:
+            record = yield from _read_record(record_name(shard, part), folder)
+            if record is None:
+                break
+            if (shard, part) not in seen:
+                records.append(record)
+            part += 1
+        if part == 0:
+            break
+        shard += 1
+    parts = join_parts(parts, parts_from_records(records, folder) if records else None, folder)
+    if parts is None:
+        catalog = yield from published_by_probing(asked[0], asked[1], folder)
+        if catalog is None:
+            raise DataSetNotFoundError(
+                f"no data set: found neither {MANIFEST}, nor {record_name(0, 0)}, nor files of the published 1.x "
+                "layout. Is the path right, and was the writer closed?",
+                path=folder or None,
+            )
+        return catalog
+    catalog = _catalog(parts, asked, folder)
+    found = np.full(len(catalog.files), -1, np.int64)
+    for place, name in enumerate(catalog.files):
+        size = yield FileSize(name)
+        if size is not None:
+            found[place] = size
+    _check_sizes(catalog, found, folder)
+    return catalog
+
+
+def _catalog(parts: Parts, asked: Asked, folder: str) -> Catalog:
+    check_agrees((parts.kind, parts.dtype, parts.formats), asked, folder)
+    rows = parts.current_rows(folder)
+    return catalog_of_parts(parts if rows.size == parts.shard.size else parts.take(rows))
+
+
+def _check_sizes(catalog: Catalog, found: np.ndarray[Any, np.dtype[np.int64]], folder: str) -> None:
+    wrong = np.flatnonzero(found != catalog.sizes)
+    if not wrong.size:
+        return
+    place = int(wrong[0])
+    name, expected, size = catalog.files[place], int(catalog.sizes[place]), int(found[place])
+    numbers = parse_data_name(name)
+    shard = None if numbers is None else numbers[0]
+    others = f" ({wrong.size} files of {found.size} are wrong; this is the first)" if wrong.size > 1 else ""
+    if size < 0:
+        raise MissingShardError(
+            f"a file of a committed shard is gone: expected {expected} bytes{others}; restore it from a copy",
+            path=join_path(folder, name),
+            shard=shard,
+        )
+    raise CorruptDataError(
+        f"a file has not the size that was committed: expected {expected} bytes, found {size}{others}; "
+        "restore it from a copy",
+        path=join_path(folder, name),
+        shard=shard,
+        offset=min(expected, size),
+    )
+
+
+def _raise_nothing_found(listing: Mapping[str, int], folder: str) -> NoReturn:
+    ours = [name for name in listing if name.startswith(TEMPORARY_PREFIX) or parse_data_name(name) is not None]
+    foreign = sorted(set(listing).difference(ours))
+    if foreign:
+        shown = ", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else "")
+        raise ForeignDataError(
+            f"no data set here: expected commit records such as {record_name(0, 0)}, found {len(foreign)} other "
+            f"files ({shown})",
+            path=folder or None,
+        )
+    if ours:
+        raise DataSetNotFoundError(
+            "no shard has been committed yet: only files of a writer that has not finished; close the writer, or "
+            "run it again",
+            path=folder or None,
+        )
+    raise DataSetNotFoundError("no data set: the folder is empty; write it first", path=folder or None)

@@ -1,0 +1,134 @@
+"""A part of a shard while it is being written, one class for each kind."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from array import array
+
+import numpy as np
+
+from guideloom._storage.partfile import Descriptors, PartFile
+
+TABLE_STRIDE = 256
+"""Rows of the span table for each entry of its sample: 4 KiB of rows are read to find a span."""
+
+
+class OpenPart(ABC):
+    """An uncommitted part.
+
+    Parameters
+    ----------
+    shard, part : int
+    replaces : bool
+    prefix : str
+        Of the temporary files' paths.
+    descriptors : Descriptors
+    """
+
+    spans = 0
+    stride = 0
+
+    def __init__(self, shard: int, part: int, replaces: bool, prefix: str, descriptors: Descriptors) -> None:
+        self.shard = shard
+        self.part = part
+        self.replaces = replaces
+        self.count = 0
+        self.files = {role: PartFile(f"{prefix}{shard:07d}.{role}", descriptors) for role in self.roles()}
+
+    @staticmethod
+    @abstractmethod
+    def roles() -> tuple[str, ...]:
+        """Roles of the part's files."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Write all buffers out; when that fails, nothing of the part is lost or doubled."""
+
+    def complete(self) -> None:
+        """Write all buffers out, and what belongs at the end of the files."""
+        self.flush()
+
+    def discard(self) -> None:
+        """Remove the part's files."""
+        for file in self.files.values():
+            file.remove()
+
+
+def _flush_integers(values: array[int], file: PartFile) -> None:
+    """Move int64 values into a file as little-endian bytes."""
+    if sys.byteorder == "big":
+        file.write(np.array(values, "<i8").view(np.uint8).data)
+    else:
+        with memoryview(values) as view, view.cast("B") as raw:
+            file.write(raw)
+    del values[:]
+
+
+class StreamPart(OpenPart):
+    """Elements only."""
+
+    def __init__(self, shard: int, part: int, replaces: bool, prefix: str, descriptors: Descriptors) -> None:
+        super().__init__(shard, part, replaces, prefix, descriptors)
+        self.elements = self.files["elements"]
+
+    @staticmethod
+    def roles() -> tuple[str, ...]:
+        return ("elements",)
+
+    def flush(self) -> None:
+        self.elements.flush()
+
+
+class DocumentPart(OpenPart):
+    """Payloads end to end, and their offsets: ``offsets`` holds those not yet written, ``end`` the last."""
+
+    def __init__(self, shard: int, part: int, replaces: bool, prefix: str, descriptors: Descriptors) -> None:
+        super().__init__(shard, part, replaces, prefix, descriptors)
+        self.payload = self.files["payload"]
+        self.offsets = array("q", [0])
+        self.end = 0
+
+    @staticmethod
+    def roles() -> tuple[str, ...]:
+        return ("offsets", "payload")
+
+    def flush(self) -> None:
+        self.payload.flush()
+        _flush_integers(self.offsets, self.files["offsets"])
+
+
+class SpanPart(OpenPart):
+    """Elements, payloads, and the span table: ``rows`` holds those not yet written, as pairs."""
+
+    stride = TABLE_STRIDE
+
+    def __init__(self, shard: int, part: int, replaces: bool, prefix: str, descriptors: Descriptors) -> None:
+        super().__init__(shard, part, replaces, prefix, descriptors)
+        self.elements = self.files["elements"]
+        self.payload = self.files["payload"]
+        self.rows = array("q")
+        self._sample = array("q")
+
+    @staticmethod
+    def roles() -> tuple[str, ...]:
+        return ("elements", "payload", "spans")
+
+    def flush(self) -> None:
+        self.payload.flush()
+        self.elements.flush()
+        self._flush_rows()
+
+    def _flush_rows(self) -> None:
+        num_rows = len(self.rows) // 2
+        first = -self.spans % TABLE_STRIDE
+        sampled = self.rows[2 * first :: 2 * TABLE_STRIDE]
+        _flush_integers(self.rows, self.files["spans"])
+        self._sample += sampled
+        self.spans += num_rows
+
+    def complete(self) -> None:
+        self.flush()
+        self.rows.extend((self.count, self.payload.flushed))
+        self.rows += self._sample
+        _flush_integers(self.rows, self.files["spans"])

@@ -1,0 +1,141 @@
+"""A file that a writer is filling: buffered, checksummed block by block, with few open descriptors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from array import array
+from collections import OrderedDict
+
+import xxhash
+
+from guideloom._storage import disk
+from guideloom._storage.names import BLOCK_BYTES
+from guideloom._storage.record import FileEntry
+
+MAX_OPEN_FILES = 32
+
+
+class Descriptors:
+    """Open descriptors of temporary files, the least recently used closed first.
+
+    A writer may have thousands of shards; a process often has 256 descriptors.
+    """
+
+    def __init__(self, capacity: int = MAX_OPEN_FILES) -> None:
+        self._capacity = capacity
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    def get(self, path: str, exists: bool) -> int:
+        """Descriptor to write to ``path``, which is created unless it exists."""
+        descriptor = self._open.get(path)
+        if descriptor is not None:
+            self._open.move_to_end(path)
+            return descriptor
+        if len(self._open) >= self._capacity:
+            os.close(self._open.popitem(last=False)[1])
+        descriptor = disk.reopen(path) if exists else disk.create(path)
+        self._open[path] = descriptor
+        return descriptor
+
+    def release(self, path: str) -> None:
+        """Close the descriptor of ``path``, if it is open."""
+        descriptor = self._open.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Close all."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+class PartFile:
+    """One data file of an uncommitted part.
+
+    ``buffer`` is filled by the caller; :meth:`flush` and :meth:`write` either take effect whole or leave the file's
+    content as it was (a failed write's bytes lie beyond ``flushed`` and are overwritten or cut off).
+
+    Parameters
+    ----------
+    path : str
+        Temporary name; created at the first flush.
+    descriptors : Descriptors
+    """
+
+    __slots__ = ("_descriptors", "_exists", "_fill", "_hash", "buffer", "flushed", "path", "sums")
+
+    def __init__(self, path: str, descriptors: Descriptors) -> None:
+        self.path = path
+        self.buffer = bytearray()
+        self.flushed = 0
+        self.sums = array("Q")
+        self._descriptors = descriptors
+        self._exists = False
+        self._fill = 0
+        self._hash = xxhash.xxh3_64()
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file and in the buffer."""
+        return self.flushed + len(self.buffer)
+
+    def flush(self) -> None:
+        """Write the buffer out."""
+        if self.buffer or not self._exists:
+            with memoryview(self.buffer) as view:
+                self._put(view)
+            self.buffer.clear()
+
+    def write(self, data: memoryview) -> None:
+        """Write bytes behind the buffer, without a copy."""
+        self.flush()
+        self._put(data)
+
+    def entry(self) -> FileEntry:
+        """What a commit record says of the file, all of which must be flushed."""
+        sums = self.sums[:]
+        if self._fill:
+            sums.append(self._hash.intdigest())
+        if sys.byteorder == "big":
+            sums.byteswap()
+        return FileEntry(self.flushed, BLOCK_BYTES, sums.tobytes())
+
+    def finish(self) -> None:
+        """Make the flushed file durable; may run in another thread than the writer's."""
+        disk.finish_file(self.path, self.flushed)
+
+    def release(self) -> None:
+        """Close the file's descriptor."""
+        self._descriptors.release(self.path)
+
+    def rename(self, path: str) -> None:
+        """Give the finished file its final name."""
+        disk.rename(self.path, path)
+        self.path = path
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self.release()
+        if self._exists:
+            disk.unlink(self.path)
+            self._exists = False
+
+    def _put(self, data: memoryview) -> None:
+        descriptor = self._descriptors.get(self.path, self._exists)
+        self._exists = True
+        disk.write_at(descriptor, data, self.flushed, self.path)
+        place, size = 0, data.nbytes
+        while place < size:
+            end = min(size, place + BLOCK_BYTES - self._fill)
+            if end - place == BLOCK_BYTES:
+                self.sums.append(xxhash.xxh3_64_intdigest(data[place:end]))
+            else:
+                self._hash.update(data[place:end])
+                self._fill += end - place
+                if self._fill == BLOCK_BYTES:
+                    self.sums.append(self._hash.intdigest())
+                    self._hash.reset()
+                    self._fill = 0
+            place = end
+        self.flushed += size

@@ -1,0 +1,310 @@
+"""What the writers of all kinds share: opening, choosing parts, bounding memory, committing, giving up."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Generic, TypeVar, get_args
+
+import numpy as np
+
+from guideloom._base.checks import as_int
+from guideloom._base.errors import (
+    ArgumentError,
+    DamagedRecordError,
+    ForeignDataError,
+    InUseError,
+    NotOpenError,
+    OutOfRangeError,
+    ReadOnlyLayoutError,
+    ShardExistsError,
+)
+from guideloom._base.fingerprint import canonical_json
+from guideloom._base.protocols import WriteMode
+from guideloom._storage import disk
+from guideloom._storage.agree import check_agrees
+from guideloom._storage.catalog import Kind
+from guideloom._storage.commit import Committer, gather_manifest
+from guideloom._storage.local import LocalFolder, drive
+from guideloom._storage.names import MANIFEST, MAX_NUMBER, TEMPORARY_PREFIX, parse_record_name, record_name
+from guideloom._storage.opening import read_manifest, read_unnamed
+from guideloom._storage.part import OpenPart
+from guideloom._storage.partfile import Descriptors
+from guideloom._storage.parts import Parts, join_parts, parts_from_records
+from guideloom._storage.published import is_published_name
+
+METADATA_LIMIT_BYTES = 1 << 20
+_BUFFER_BUDGET_BYTES = 64 << 20
+_MAX_BUFFER_BYTES = 1 << 20
+_MIN_BUFFER_BYTES = 512
+
+PartT = TypeVar("PartT", bound=OpenPart)
+
+
+class WriterSession(Generic[PartT]):
+    """A writer without its ``append``.
+
+    Parameters
+    ----------
+    directory : pathlib.Path
+        Made on ``open``, parents included.
+    storage_format
+        The user's format.
+    mode : {"create", "append", "overwrite"}
+        What becomes of a shard that is committed already: refused, extended, or replaced when this writer commits.
+    metadata : mapping, optional
+        The user's own notes, JSON; in every record of this writer.
+
+    Notes
+    -----
+    Everything is committed by ``close``, and nothing when a ``with`` block is left by an exception. For one thread at
+    a time.
+    Memory: about 64 MiB of buffers whatever the number of shards, and the largest single record.
+    """
+
+    _kind: ClassVar[Kind]
+    _part_class: type[PartT]
+
+    def __init__(
+        self,
+        directory: Path,
+        storage_format: Any,
+        mode: WriteMode = "create",
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        dtype: np.dtype[Any] | None = None,
+    ) -> None:
+        if not isinstance(directory, Path):
+            raise ArgumentError(
+                f"writing needs a local folder as a pathlib.Path, got {directory!r} of type {type(directory).__name__}"
+            )
+        if mode not in get_args(WriteMode):
+            raise ArgumentError(f"mode must be one of {', '.join(get_args(WriteMode))}, got {mode!r}")
+        self._folder = os.fspath(directory)
+        self._mode = mode
+        self._metadata = _checked_metadata(metadata)
+        self._format_name = type(storage_format).__name__
+        self._dtype = dtype
+        self._is_open = False
+        self._pid = 0
+        self._token = ""
+        self._parts: dict[Any, PartT] = {}
+        self._lengths: dict[int, int] = {}
+        self._descriptors = Descriptors()
+        self._buffer_limit = _MAX_BUFFER_BYTES
+        self._known: Parts | None = None
+        self._last_part: dict[int, int] = {}
+
+    def open(self) -> None:
+        """Make the folder and look at what is committed in it.
+
+        Raises
+        ------
+        InUseError
+            Already open.
+        ReadOnlyLayoutError, WrongKindError, NewerVersionError, DamagedRecordError, ForeignDataError
+            What is in the folder cannot be written to by this writer.
+        """
+        if self._is_open:
+            raise InUseError("this writer is open already: close it first", path=self._folder)
+        local = LocalFolder(Path(self._folder))
+        try:
+            disk.make_folder(self._folder)
+        except (FileExistsError, NotADirectoryError):
+            raise ForeignDataError("expected a folder to write in, found a file", path=self._folder) from None
+        names = os.listdir(self._folder)
+        for name in names:
+            if is_published_name(name):
+                raise ReadOnlyLayoutError(
+                    "this folder holds a data set in the published 1.x layout, which is read-only: write to another "
+                    "folder",
+                    path=self._folder,
+                )
+        numbers = {name: found for name in names if (found := parse_record_name(name)) is not None}
+        self._known = self._look(local, sorted(numbers), MANIFEST in names)
+        self._last_part = {}
+        for shard, part in numbers.values():
+            self._last_part[shard] = max(part, self._last_part.get(shard, -1))
+        self._parts = {}
+        self._lengths = {}
+        self._buffer_limit = _MAX_BUFFER_BYTES
+        self._descriptors = Descriptors()
+        self._token = secrets.token_hex(8)
+        self._pid = os.getpid()
+        self._is_open = True
+
+    def _look(self, local: LocalFolder, records: list[str], has_manifest: bool) -> Parts | None:
+        """Return what the manifest knows, after a check that it, or else one record, fits this writer."""
+        known = None
+        if has_manifest:
+            try:
+                manifest = drive(read_manifest(self._folder), local.answer)
+                known = None if manifest is None else manifest.parts
+            except DamagedRecordError:
+                # The records say the same; the manifest is removed and made anew when this writer commits.
+                known = None
+        checked = known
+        if checked is None and records:
+            checked = drive(read_unnamed({records[0]: 0}, None, self._folder), local.answer)
+        if checked is not None:
+            check_agrees(
+                (checked.kind, checked.dtype, checked.formats),
+                (self._kind, self._dtype, self._format_name),
+                self._folder,
+            )
+        return known
+
+    def close(self) -> None:
+        """Commit every shard, each for itself, then gather the manifest; safe to call again.
+
+        Raises
+        ------
+        ConcurrentCommitError, OSError
+            The first shard that could not be committed; the others are, and those that failed are named in a note.
+        """
+        if not self._is_open:
+            return
+        self._check_process()
+        self._is_open = False
+        self._lengths = {shard: part.count for shard, part in self._parts.items()}
+        parts, self._parts = self._parts, {}
+        failures: list[tuple[int, Exception]] = []
+        try:
+            committer = Committer(self._folder, self._token, self._kind, self._dtype, self._format_name, self._metadata)
+            # Nothing was added to a shard that exists: a further part would only change the data set's identity.
+            idle = [part for part in parts.values() if part.count == 0 and part.part > 0 and not part.replaces]
+            records, failures = committer.commit([part for _, part in sorted(parts.items()) if part not in idle])
+            if records:
+                try:
+                    known = join_parts(self._known, parts_from_records(records, self._folder), self._folder)
+                    gather_manifest(self._folder, self._token, known)
+                except Exception as error:
+                    error.add_note(
+                        "The shards are committed; only the manifest, which repeats their records, is not written."
+                    )
+                    raise
+        finally:
+            self._descriptors.close()
+            self._known = None
+        if failures:
+            first = failures[0][1]
+            if len(failures) > 1:
+                first.add_note(f"Shards that were not committed: {sorted(shard for shard, _ in failures)}")
+            raise first
+
+    def abandon(self) -> None:
+        """Give up: remove this writer's temporary files, and commit nothing."""
+        if not self._is_open or os.getpid() != self._pid:
+            return
+        self._is_open = False
+        parts, self._parts = self._parts, {}
+        self._lengths = {}
+        try:
+            for part in parts.values():
+                part.discard()
+        finally:
+            self._descriptors.close()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_value is None:
+            self.close()
+            return
+        try:
+            self.abandon()
+        except OSError as error:
+            # The caller's own exception is the one to see; what could not be removed is never read.
+            exc_value.add_note(f"Temporary files of the writer could not be removed: {error}")
+
+    def create(self, shard: int) -> None:
+        """Have the shard committed even if nothing is appended to it.
+
+        Raises
+        ------
+        As ``append`` for the shard.
+        """
+        self._part_of(shard)
+
+    def length(self, shard: int) -> int:
+        """What this writer appended to ``shard`` since ``open``: elements, or documents.
+
+        Raises
+        ------
+        KeyError
+            For a shard it never touched.
+        """
+        part = self._parts.get(shard)
+        return self._lengths[shard] if part is None else part.count
+
+    def _part_of(self, shard: Any) -> tuple[PartT, bool]:
+        """Return the open part of a shard, and whether it was begun now, because this is its first use.
+
+        Raises
+        ------
+        NotOpenError, ArgumentError, OutOfRangeError, ShardExistsError
+        """
+        number = as_int(shard, "a shard number")
+        part = self._parts.get(number)
+        return (self._begin(number), True) if part is None else (part, False)
+
+    def _forget(self, part: PartT, is_new: bool) -> None:
+        """Take back a part that was begun by an append that failed."""
+        if is_new:
+            del self._parts[part.shard]
+            part.discard()
+
+    def _begin(self, shard: int) -> PartT:
+        if not self._is_open:
+            raise NotOpenError("the writer is not open: use it in a with block, or call open()", path=self._folder)
+        self._check_process()
+        if shard < 0:
+            raise OutOfRangeError(f"shards are numbered from 0, got {shard}", path=self._folder)
+        if shard > MAX_NUMBER:
+            raise ArgumentError(f"a shard number is at most {MAX_NUMBER}, got {shard}", path=self._folder)
+        number = self._last_part.get(shard, -1) + 1
+        while os.path.lexists(os.path.join(self._folder, record_name(shard, number))):
+            number += 1
+        if number and self._mode == "create":
+            raise ShardExistsError(
+                f'shard {shard} is committed already: to extend it, write with mode="append"; to replace it, with '
+                'mode="overwrite"',
+                path=self._folder,
+                shard=shard,
+            )
+        num_buffers = len(self._part_class.roles()) * (len(self._parts) + 1)
+        limit = max(_MIN_BUFFER_BYTES, min(_MAX_BUFFER_BYTES, _BUFFER_BUDGET_BYTES // num_buffers))
+        if limit <= self._buffer_limit // 2:
+            for part in self._parts.values():
+                part.flush()
+            self._buffer_limit = limit
+        prefix = os.path.join(self._folder, f"{TEMPORARY_PREFIX}{self._token}-")
+        begun = self._part_class(shard, number, number > 0 and self._mode == "overwrite", prefix, self._descriptors)
+        self._parts[shard] = begun
+        return begun
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise InUseError("this writer was opened in another process: open one in each process", path=self._folder)
+
+
+def _checked_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping) or any(not isinstance(key, str) for key in metadata):
+        raise ArgumentError(f"metadata must be a mapping with string keys, got {metadata!r:.200}")
+    try:
+        text = canonical_json(dict(metadata))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"metadata must be JSON (no NaN, no objects): {error}") from error
+    if len(text) > METADATA_LIMIT_BYTES:
+        raise ArgumentError(f"metadata of {len(text)} bytes as JSON: at most {METADATA_LIMIT_BYTES} are allowed")
+    copy: dict[str, Any] = json.loads(text)
+    return copy
