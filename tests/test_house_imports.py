@@ -1,4 +1,4 @@
-"""What importing costs, who may import what, and how long a module may be: by running it, and by reading the sources."""
+"""What importing costs, who may import what, and how long a module may be."""
 
 from __future__ import annotations
 
@@ -39,30 +39,27 @@ def test_storage_data_sets_and_commands_need_neither_torch_nor_numba_to_import(s
     assert loaded_after(statement).isdisjoint({"torch", "numba", "msgspec", "hypothesis", "pytest"})
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Every module that is imported anywhere in a module, and whether at its top level."""
-    top = {id(node) for node in ast.iter_child_nodes(tree)}
-    for node in ast.walk(tree):
+def imports(path: Path) -> Iterator[str]:
+    """Every module that is imported anywhere in a source file."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, id(node) in top
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield node.module or "", id(node) in top
+            yield node.module or ""
 
 
-def importers_of(package: str, *, top_level_only: bool = False) -> set[str]:
+def importers_of(package: str) -> set[str]:
     return {
         path.relative_to(PACKAGE).as_posix()
         for path in SOURCES
-        for name, top in imports(ast.parse(path.read_text("utf-8")))
-        if name.partition(".")[0] == package and (top or not top_level_only)
+        for name in imports(path)
+        if name.partition(".")[0] == package
     }
 
 
-def test_numba_is_imported_by_the_kernels_only_and_never_at_the_top() -> None:
+def test_numba_is_imported_by_the_kernels_only() -> None:
     assert {name.partition("/")[0] for name in importers_of("numba")} == {"_kernels"}
-    assert importers_of("numba", top_level_only=True) == set()
     assert importers_of("llvmlite") == set()
 
 
@@ -76,7 +73,7 @@ def test_nothing_inside_uses_the_public_names() -> None:
         (path.relative_to(PACKAGE).as_posix(), name)
         for path in SOURCES
         if path.relative_to(PACKAGE).parts[0].startswith("_") and path.parent != PACKAGE
-        for name, _ in imports(ast.parse(path.read_text("utf-8")))
+        for name in imports(path)
         if name == "guideloom"
     }
     assert users == set()

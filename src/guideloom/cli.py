@@ -28,6 +28,7 @@ from guideloom._storage.names import RECORD_LIMIT_BYTES, parse_record_name
 from guideloom._storage.opening import open_catalog
 from guideloom._storage.published import is_published_name
 from guideloom._storage.record import decode_record
+from guideloom._storage.requests import ListFolder, ReadFile
 from guideloom._version import __version__
 
 MAX_ROWS = 20
@@ -118,10 +119,10 @@ def open_any(directory: Path, dtype: np.dtype[Any] | None = None) -> Catalog:
         ``dtype`` for a data set that says itself what it holds, and another one.
     """
     folder = LocalFolder(directory)
-    listing = folder.list()
+    listing: dict[str, int] = folder.answer(ListFolder())
     kind: Kind = "stream"
     records = sorted(name for name in listing if parse_record_name(name) is not None)
-    data = folder.read_file(records[0], RECORD_LIMIT_BYTES) if records else None
+    data: bytes | None = folder.answer(ReadFile(records[0], RECORD_LIMIT_BYTES)) if records else None
     if data is not None:
         record = decode_record(data, records[0], str(directory))
         kind = record.kind
