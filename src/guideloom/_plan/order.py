@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, SupportsIndex
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from guideloom._base.checks import as_int
 from guideloom._base.errors import ArgumentError, OutOfRangeError
-from guideloom._kernels.order import DONE, NUM_ROUNDS, permute
-from guideloom._plan.arguments import integer
+from guideloom._kernels.order import NUM_ROUNDS, permute
+from guideloom._kernels.status import DONE
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -161,8 +162,8 @@ class FeistelOrder:
 
     def __post_init__(self) -> None:
         size = _checked_size(self.size)
-        seed = integer(self.seed, "seed")
-        epoch = integer(self.epoch, "epoch")
+        seed = as_int(self.seed, "seed")
+        epoch = as_int(self.epoch, "epoch")
         if epoch < 0:
             raise ArgumentError(f"epoch must be at least 0, got {epoch}: count epochs from 0")
         bits = max(_MIN_BITS, (size - 1).bit_length() if size else 0)
@@ -230,8 +231,8 @@ def derive_keys(seed: int, epoch: int) -> U64:
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
-def _checked_size(value: SupportsIndex) -> int:
-    size = integer(value, "size")
+def _checked_size(value: int) -> int:
+    size = as_int(value, "size")
     if not 0 <= size <= MAX_SIZE:
         raise ArgumentError(f"size must be in [0, 2**62], got {size}")
     return size
@@ -241,8 +242,8 @@ def _outside(value: int, size: int, what: str) -> OutOfRangeError:
     return OutOfRangeError(f"{what} {int(value)} is outside [0, {size}), the samples of this order")
 
 
-def _positions(start: SupportsIndex, stride: SupportsIndex, count: SupportsIndex, size: int) -> I64:
-    start, stride, count = integer(start, "start"), integer(stride, "stride"), integer(count, "count")
+def _positions(start: int, stride: int, count: int, size: int) -> I64:
+    start, stride, count = as_int(start, "start"), as_int(stride, "stride"), as_int(count, "count")
     if stride < 1:
         raise ArgumentError(f"stride must be at least 1, got {stride}")
     if count < 0:
@@ -252,7 +253,8 @@ def _positions(start: SupportsIndex, stride: SupportsIndex, count: SupportsIndex
     last = start + (count - 1) * stride
     if start < 0 or last >= size:
         raise _outside(start if start < 0 else last, size, "position")
-    return np.arange(start, last + 1, min(stride, MAX_SIZE), dtype=np.int64)
+    # Not np.arange(start, stop, stride): it finds its length in floating point, and is one off near 2**62.
+    return start + np.arange(count, dtype=np.int64) * min(stride, MAX_SIZE)
 
 
 def _as_int64(values: npt.ArrayLike, size: int, what: str) -> I64:

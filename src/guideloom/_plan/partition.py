@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from guideloom._base.checks import as_int
 from guideloom._base.errors import ArgumentError, OutOfRangeError
-from guideloom._plan.arguments import integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         for name in ("size", "local_batch_size", "rank", "world_size"):
-            object.__setattr__(self, name, integer(getattr(self, name), name))
+            object.__setattr__(self, name, as_int(getattr(self, name), name))
         object.__setattr__(self, "drop_last", bool(self.drop_last))
         for name, least in (("size", 0), ("local_batch_size", 1), ("world_size", 1)):
             if getattr(self, name) < least:
@@ -111,7 +111,7 @@ class Partition:
         OutOfRangeError
             ``offset`` or ``step`` is outside its range.
         """
-        offset, step = self._checked_offset(offset), integer(step, "step")
+        offset, step = self._checked_offset(offset), as_int(step, "step")
         steps = self.num_batches(offset)
         if not 0 <= step < steps:
             raise OutOfRangeError(
@@ -139,7 +139,7 @@ class Partition:
         return start, self.world_size, max(0, -(-(hi - start) // self.world_size))
 
     def _checked_offset(self, offset: int) -> int:
-        offset = integer(offset, "offset")
+        offset = as_int(offset, "offset")
         if not 0 <= offset <= self.size:
             raise OutOfRangeError(f"offset {offset} is outside [0, {self.size}], the positions of the epoch")
         return offset
