@@ -15,6 +15,7 @@ from guideloom._base.errors import (
     ForeignDataError,
     MissingShardError,
 )
+from guideloom._storage.names import RECORD_SUFFIX
 from guideloom._storage.requests import FileSize, ListFolder, ReadFile, ReadRange, Request
 
 ResultT = TypeVar("ResultT")
@@ -47,7 +48,7 @@ class LocalFolder:
                 return self.read_range(name, offset_bytes, size_bytes)
 
     def listing(self) -> dict[str, int]:
-        """Name and size in bytes of each regular file.
+        """Name and size in bytes of each regular file; -1 for commit records, half of all files, whose size says nothing.
 
         Raises
         ------
@@ -61,7 +62,9 @@ class LocalFolder:
         try:
             with os.scandir(self._prefix) as entries:
                 for entry in entries:
-                    if entry.is_file():
+                    if entry.name.endswith(RECORD_SUFFIX):
+                        found[entry.name] = -1
+                    elif entry.is_file():
                         try:
                             found[entry.name] = entry.stat().st_size
                         except FileNotFoundError:
