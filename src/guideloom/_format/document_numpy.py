@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
@@ -13,21 +13,20 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from guideloom._base.checks import descr_of, dtype_from_descr, packed_little_endian
 from guideloom._base.errors import ArgumentError, CorruptDataError, PackError
 from guideloom._base.protocols import StorageBufferTypes, UserBufferTypes
 from guideloom._format.values import (
     alignment_bytes,
     as_values,
-    check_storable,
     describe,
+    field_dtype,
     fields_of,
     no_mask,
-    packed_dtype,
 )
 
 _MAX_NAME = 200
 _LENGTH = struct.Struct("<q")
-_PLAIN_DTYPE = re.compile(r"[<|][biufcSUMmV][1-9][0-9]{0,9}(\[[0-9a-zA-Zμ]{1,20}\])?")
 
 
 class DocumentNumpyFormat:
@@ -169,8 +168,7 @@ def _field_dtype(name: object, dtype: Any) -> np.dtype[Any]:
         asked = np.dtype(dtype)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"field {name!r}: expected a dtype, got {dtype!r:.60}: {error}") from error
-    check_storable(asked, f"field {name!r}")
-    return packed_dtype(asked)
+    return field_dtype(name, asked)
 
 
 def _literal(dtype: np.dtype[Any]) -> str:
@@ -243,14 +241,11 @@ def _pack_described(data: Any) -> bytearray:
             )
         no_mask(value, f"field {name!r}")
         array = np.asarray(value)
-        plain = array.dtype.kind in "biufcSUMmV" and array.dtype.names is None
-        base = packed_dtype(array.dtype) if plain else array.dtype
-        if _plain_dtype(base.str) != base:
-            raise PackError(
-                f"field {name!r}: dtype {array.dtype} has no plain name: store numbers, fixed-width strings or times, "
-                "or give the format its fields"
-            )
-        table.append([name, base.str, list(array.shape)])
+        try:
+            base = packed_little_endian(array.dtype)
+        except ArgumentError as error:
+            raise PackError(f"field {name!r}: {error.message}") from None
+        table.append([name, descr_of(base), list(array.shape)])
         arrays.append((array, base))
     try:
         text = json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
@@ -288,21 +283,14 @@ def _unpack_described(encoded: StorageBufferTypes, shard: int) -> dict[str, npt.
 
 def _row(row: Any, shard: int) -> tuple[str, np.dtype[Any], tuple[int, ...], int]:
     match row:
-        case [str(name), str(text), list(shape)] if all(type(length) is int and length >= 0 for length in shape):
-            dtype = _plain_dtype(text)
-            if dtype is not None and len(shape) <= 64:
-                count = functools.reduce(lambda product, length: product * length, shape, 1)
-                return name, dtype, tuple(shape), count
+        case [str(name), descr, list(shape)] if all(type(length) is int and length >= 0 for length in shape):
+            try:
+                dtype = _named_dtype(descr) if isinstance(descr, str) else dtype_from_descr(descr)
+            except ArgumentError as error:
+                _refuse("plain dtypes", error.message, shard)
+            return name, dtype, tuple(shape), math.prod(shape)
     _refuse("rows of [name, dtype, shape]", f"{row!s:.100}", shard)
 
 
-@functools.lru_cache(maxsize=64)
-def _plain_dtype(text: str) -> np.dtype[Any] | None:
-    """The dtype of a plain name as :attr:`numpy.dtype.str` gives it, or None."""
-    if not _PLAIN_DTYPE.fullmatch(text):
-        return None
-    try:
-        dtype = np.dtype(text)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return dtype if dtype.str == text else None
+# The documents of a data set name the same few dtypes.
+_named_dtype = functools.lru_cache(maxsize=64)(dtype_from_descr)

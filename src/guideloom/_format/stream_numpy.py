@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._base.errors import ArgumentError
-from guideloom._format.values import as_values, check_equal_lengths, check_storable, fields_of, packed_dtype
+from guideloom._format.values import as_values, check_equal_lengths, field_dtype, fields_of
 
 
 class StreamNumpyFormat:
@@ -68,10 +68,9 @@ numbers from 0 to 65535: give the field a wider dtype, or correct the value
                 f"expected a structured dtype as stream_dtype, got {requested}: name its fields, e.g. "
                 'np.dtype([("tokens", "<u2")])'
             )
-        for name in requested.names:
-            check_storable(requested[name], f"field {name!r}")
+        fields = [(name, field_dtype(name, requested[name])) for name in requested.names]
         self.requested_dtype = requested
-        self.stream_dtype: np.dtype[Any] = packed_dtype(requested)
+        self.stream_dtype: np.dtype[Any] = np.dtype(fields)
         self.data_type = data_type
         if data_type is not None:
             _check_data_type(data_type, requested.names)

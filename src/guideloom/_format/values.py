@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from guideloom._base.checks import descr_of, packed_little_endian
 from guideloom._base.errors import ArgumentError, PackError
 
 _NUMBERS = "biufc"
@@ -23,39 +24,21 @@ _NUMBERS = "biufc"
 # --- dtypes ------------------------------------------------------------------------------------
 
 
-def packed_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the same fields little-endian and without gaps: what stands on disk."""
-    if dtype.subdtype is not None:
-        return np.dtype((packed_dtype(dtype.base), dtype.shape))
-    if dtype.names is not None:
-        return np.dtype([(name, packed_dtype(dtype[name])) for name in dtype.names])
-    return dtype.newbyteorder("<")
-
-
-def check_storable(dtype: np.dtype[Any], what: str) -> None:
-    """Raise unless every value of ``dtype`` is a fixed number of bytes with a meaning that NumPy can describe.
+def field_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a field's dtype as it is stored: little-endian, packed, with its inner shape.
 
     Raises
     ------
     ArgumentError
-        Objects, variable-width strings, dtypes of other packages (bfloat16), and fields of no bytes.
+        Names the field: its values are objects, strings of any length, of another package's dtype, or have no bytes.
     """
-    base = dtype.base
-    if dtype.itemsize == 0:
-        raise ArgumentError(f"{what} has dtype {dtype}, which holds no bytes: give it a size, or leave it out")
-    if base.names is not None:
-        for name in base.names:
-            check_storable(base[name], f"{what}.{name}")
-    elif base.hasobject or base.kind not in "biufcSUMmV":
-        raise ArgumentError(
-            f"{what} has dtype {dtype}, whose values are Python objects: use numbers, fixed-width strings such as "
-            "'S16', or a document format"
-        )
-    elif base.kind == "V" and base.type is not np.void:
-        raise ArgumentError(
-            f"{what} has dtype {dtype}, which only another package can describe: store its bits, e.g. as "
-            f"'<u{base.itemsize}', and view them after reading"
-        )
+    try:
+        base = packed_little_endian(dtype.base)
+    except ArgumentError as error:
+        raise ArgumentError(f"field {name!r}: {error.message}") from None
+    if 0 in dtype.shape:
+        raise ArgumentError(f"field {name!r}: an inner shape of {dtype.shape} holds no values: leave the field out")
+    return np.dtype((base, dtype.shape)) if dtype.shape else base
 
 
 def alignment_bytes(dtype: np.dtype[Any]) -> int:
@@ -68,8 +51,7 @@ def alignment_bytes(dtype: np.dtype[Any]) -> int:
 
 def describe(dtype: np.dtype[Any]) -> str:
     """Return a field's dtype in one word: ``<u2``, ``<f4[3]``."""
-    base = str(dtype.base.descr) if dtype.base.names is not None else dtype.base.str
-    return base + (str(list(dtype.shape)) if dtype.shape else "")
+    return str(descr_of(dtype.base)) + (str(list(dtype.shape)) if dtype.shape else "")
 
 
 # --- records -----------------------------------------------------------------------------------
