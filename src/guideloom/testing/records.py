@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ def _wrapped(dtype: np.dtype[Any], ids: npt.NDArray[np.int64]) -> npt.NDArray[An
         return (ids & 1).astype(dtype)
     if dtype.kind in "iu":
         bits = min(63, 8 * dtype.itemsize - (dtype.kind == "i"))
-        return (ids % (1 << bits)).astype(dtype)
+        return (ids & ((1 << bits) - 1)).astype(dtype)
     return ids.astype(dtype)
 
 
@@ -281,7 +281,8 @@ def make_documents(
     storage = DocumentStorage(directory, IdDocumentFormat(), read_interface=read_interface)
     size_of = size or _varied_size
 
-    def add(writer: _Writer, shard: int, start: int, stop: int) -> None:
+    def add(writer: Any, shard: int, start: int, stop: int) -> None:
+        writer.create(shard)
         for document in range(start, stop):
             writer.append(shard, (document, size_of(document)))
 
@@ -328,11 +329,7 @@ def make_spans(
     return storage
 
 
-class _Writer(Protocol):
-    def append(self, shard: int, data: Any) -> None: ...
-
-
-def _write(storage: Any, counts: Sequence[int], parts: int, add: Callable[[_Writer, int, int, int], None]) -> None:
+def _write(storage: Any, counts: Sequence[int], parts: int, add: Callable[[Any, int, int, int], None]) -> None:
     """Write every shard in ``parts`` sessions, each session a few elements of each shard."""
     starts = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
     for part in range(parts):

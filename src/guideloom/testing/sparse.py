@@ -106,15 +106,15 @@ def _grow(
     directory: Path, shard: int, changes: Mapping[str, Any], files: Mapping[str, tuple[int, Mapping[int, bytes]]]
 ) -> None:
     """Give files of part 0 of a shard another size and content, and the part a record that agrees."""
+    from xxhash import xxh3_64_hexdigest, xxh3_128_digest
+
     record_path = directory / f"{shard:07}-0000.commit.json"
     record = json.loads(record_path.read_bytes())
     record.update(changes)
-    tag = next(iter(record["files"].values()))["name"].split(".")[1]
-    every = b""
-    for role in sorted(record["files"]):
-        entry = record["files"][role]
-        path = directory / entry["name"]
+    digests = b""
+    for role, entry in sorted(record["files"].items()):
         if role in files:
+            path = directory / entry["name"]
             size, contents = files[role]
             with open(path, "r+b") as file:
                 file.truncate(size)
@@ -123,17 +123,14 @@ def _grow(
                     file.write(content)
             entry["size"] = size
             entry["sums"] = base64.b64encode(_sums(path, size, entry["block"], contents)).decode("ascii")
-        every += base64.b64decode(entry["sums"])
-    new_tag = _hash(every)[:8]
-    for entry in record["files"].values():
-        old, entry["name"] = entry["name"], entry["name"].replace(f".{tag}.", f".{new_tag}.")
+        digests += xxh3_128_digest(base64.b64decode(entry["sums"]))
+    for role, entry in record["files"].items():
+        old, entry["name"] = entry["name"], f"{shard:07}-0000.{xxh3_64_hexdigest(digests)}.{role}.bin"
         os.rename(directory / old, directory / entry["name"])
     del record["checksum"]
-    record["checksum"] = _hash(
-        json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
-    )
+    body = json.dumps(record, sort_keys=True, separators=(",", ":"))[:-1].encode("ascii")
     (directory / "manifest.json").unlink(missing_ok=True)
-    record_path.write_text(json.dumps(record), encoding="utf-8")
+    record_path.write_bytes(body + f',"checksum":"{xxh3_64_hexdigest(body)}"}}\n'.encode("ascii"))
 
 
 def _sums(path: Path, size: int, block: int, contents: Mapping[int, bytes]) -> bytes:
@@ -150,9 +147,3 @@ def _sums(path: Path, size: int, block: int, contents: Mapping[int, bytes]) -> b
             file.seek(b * block)
             sums[b] = xxh3_64_intdigest(file.read(block))
     return sums.tobytes()
-
-
-def _hash(data: bytes) -> str:
-    from xxhash import xxh3_64_hexdigest
-
-    return str(xxh3_64_hexdigest(data))

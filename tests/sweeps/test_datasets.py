@@ -1,0 +1,203 @@
+"""Data sets through the public interface: items, lengths and slices of any step, sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from guideloom import DocumentDataset, StreamDataset
+from guideloom.testing import make_documents, make_spans, make_stream
+from guideloom.testing.strategies import shard_counts, slices
+from tests.sweeps.support import BACKENDS
+
+
+def items(dataset: Any, keys: list[Any]) -> list[Any]:
+    with dataset.sync_reader() as reader:
+        return [reader[key] for key in keys]
+
+
+def items_async(dataset: Any, keys: list[Any]) -> list[Any]:
+    async def main() -> list[Any]:
+        async with dataset.async_reader() as reader:
+            return list(await asyncio.gather(*(reader[key] for key in keys)))
+
+    return asyncio.run(main())
+
+
+ITEMS = {"sync": items, "async": items_async}
+
+
+def length(dataset: Any) -> int:
+    with dataset.sync_reader() as reader:
+        return len(reader)
+
+
+def naive_windows(total: int, sequence_length: int, overlap: int = 0) -> list[list[int]]:
+    windows = []
+    start = 0
+    while start + sequence_length + overlap <= total:
+        windows.append(list(range(start, start + sequence_length + overlap)))
+        start += sequence_length
+    return windows
+
+
+def ids(window: Any) -> list[int]:
+    return window.elements.tolist()
+
+
+@pytest.mark.parametrize("reader", ITEMS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("overlap", [0, 1, 3])
+def test_every_window_length(overlap: int, backend: str, reader: str, tmp_path: Path) -> None:
+    storage = make_stream(tmp_path, (4, 0, 7), read_interface=BACKENDS[backend]())
+    for sequence_length in range(1, 13):
+        dataset = StreamDataset(storage, sequence_length, overlap=overlap)
+        expected = naive_windows(11, sequence_length, overlap)
+        assert length(dataset) == len(expected), (sequence_length, overlap)
+        found = ITEMS[reader](dataset, list(range(len(expected))))
+        assert [ids(window) for window in found] == expected
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_any_slice_of_windows(data: st.DataObject) -> None:
+    counts = data.draw(shard_counts(max_count=20))
+    sequence_length = data.draw(st.integers(1, 4))
+    expected = naive_windows(sum(counts), sequence_length)
+    key = data.draw(slices(len(expected)))
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = StreamDataset(make_stream(Path(folder), counts), sequence_length)
+        for read in ITEMS.values():
+            (found,) = read(dataset, [key])
+            assert [ids(window) for window in found] == expected[key]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_any_slice_of_documents(data: st.DataObject) -> None:
+    counts = data.draw(shard_counts())
+    key = data.draw(slices(sum(counts)))
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = DocumentDataset(make_documents(Path(folder), counts))
+        for read in ITEMS.values():
+            (found,) = read(dataset, [key])
+            assert [document.id for document in found] == list(range(sum(counts)))[key]
+
+
+def test_windows_of_spans(tmp_path: Path) -> None:
+    dataset = StreamDataset(make_spans(tmp_path, [[2, 1], [], [3, 2]]), 3, overlap=1)
+    assert length(dataset) == 2
+    first, second = items(dataset, [0, 1])
+    assert (ids(first), first.spans, first.shards) == ([0, 1, 2, 3], [0, 0, 1, 2], [0, 0, 0, 2])
+    assert (ids(second), second.spans) == ([3, 4, 5, 6], [2, 2, 2, 3])
+    assert [ids(window) for window in items(dataset, [slice(None, None, -1)])[0]] == [ids(second), ids(first)]
+
+
+@pytest.mark.parametrize("reader", ITEMS)
+@pytest.mark.parametrize("kind", ["stream", "documents"])
+def test_integer_indexes(kind: str, reader: str, tmp_path: Path) -> None:
+    if kind == "stream":
+        dataset: Any = StreamDataset(make_stream(tmp_path, (10,)), 2)
+        first = lambda item: ids(item)[0] // 2  # noqa: E731
+    else:
+        dataset = DocumentDataset(make_documents(tmp_path, (2, 3)))
+        first = lambda item: item.id  # noqa: E731
+    assert [first(item) for item in ITEMS[reader](dataset, [0, 4, np.int16(3)])] == [0, 4, 3]
+    for index in (-1, 5, 6, -5, 2**70):
+        with pytest.raises(IndexError, match=str(index)):
+            ITEMS[reader](dataset, [index])
+    for wrong in (1.0, "1", None, (0, 1)):
+        with pytest.raises((TypeError, ValueError)):
+            ITEMS[reader](dataset, [wrong])
+    with pytest.raises(ValueError, match="zero"):
+        ITEMS[reader](dataset, [slice(None, None, 0)])
+
+
+def test_slices_give_sequences(tmp_path: Path) -> None:
+    dataset = StreamDataset(make_stream(tmp_path, (10,)), 2)
+    for read in ITEMS.values():
+        (found,) = read(dataset, [slice(1, 4)])
+        assert len(found) == 3 and ids(found[0]) == [2, 3] and ids(found[-1]) == [6, 7]
+        assert len(read(dataset, [slice(3, 3)])[0]) == 0
+
+
+@pytest.mark.parametrize("kind", ["stream", "documents"])
+def test_len_before_open_is_a_runtime_error(kind: str, tmp_path: Path) -> None:
+    dataset: Any
+    if kind == "stream":
+        dataset = StreamDataset(make_stream(tmp_path, (10,)), 2)
+    else:
+        dataset = DocumentDataset(make_documents(tmp_path, (5,)))
+    reader = dataset.sync_reader()
+    for use in (lambda: len(reader), lambda: reader[0], lambda: len(dataset.async_reader())):
+        with pytest.raises(RuntimeError, match="open"):
+            use()
+    with reader:
+        assert len(reader) == 5
+    with pytest.raises(RuntimeError, match="open"):
+        len(reader)
+
+    async def main() -> None:
+        other = dataset.async_reader()
+        with pytest.raises(RuntimeError, match="open"):
+            await other[0]
+        async with other:
+            assert len(other) == 5
+        with pytest.raises(RuntimeError, match="open"):
+            len(other)
+
+    asyncio.run(main())
+
+
+def test_iterating_a_reader_ends(tmp_path: Path) -> None:
+    with StreamDataset(make_stream(tmp_path, (10,)), 2).sync_reader() as reader:
+        assert [ids(window) for window in reader] == naive_windows(10, 2)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "8", None, True])
+def test_sequence_length_is_a_positive_integer(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises((TypeError, ValueError), match="sequence_length"):
+        StreamDataset(make_stream(tmp_path, (10,)), wrong)
+
+
+def test_a_stream_shorter_than_a_window_has_none(tmp_path: Path) -> None:
+    for total, expected in ((0, 0), (6, 0), (7, 1), (8, 1)):
+        dataset = StreamDataset(make_stream(tmp_path / str(total), (total,)), 7)
+        assert length(dataset) == expected
+
+
+def test_data_sets_are_picklable_and_small(tmp_path: Path) -> None:
+    streams = StreamDataset(make_stream(tmp_path / "s", [3] * 500), 2)
+    documents = DocumentDataset(make_documents(tmp_path / "d", [2] * 200))
+    for dataset, size in ((streams, 750), (documents, 400)):
+        pickled = pickle.dumps(dataset)
+        assert len(pickled) < 10_000
+        assert length(pickle.loads(pickled)) == size
+
+
+def test_the_wrong_storage_is_named(tmp_path: Path) -> None:
+    with pytest.raises((TypeError, ValueError), match="DocumentDataset"):
+        StreamDataset(make_documents(tmp_path / "d", (1,)), 2)  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError), match="StreamDataset"):
+        DocumentDataset(make_stream(tmp_path / "s", (1,)))  # type: ignore[arg-type]
+
+
+def test_wider_elements(tmp_path: Path) -> None:
+    dtype = np.dtype([("tokens", "<u2"), ("mask", "?")])
+    storage = make_stream(tmp_path, (70_000,), dtype)
+    dataset = StreamDataset(storage, 4, dtype={"tokens": np.int64})
+    for read in ITEMS.values():
+        (window,) = read(dataset, [16_384])
+        assert window["tokens"].dtype == np.int64 and window["mask"].dtype == np.bool_
+        assert window["tokens"].tolist() == [i % 65_536 for i in range(65_536, 65_540)]
+    for wrong in (np.int16, np.uint8, np.float16):
+        with pytest.raises(ValueError, match="tokens"):
+            StreamDataset(storage, 4, dtype={"tokens": wrong})
