@@ -20,10 +20,9 @@ class DocumentPickleFormat:
 
     Notes
     -----
-    Cost: everything is copied, and only Python with the same classes reads it; a change to a class can make old documents
-    unreadable.
-    Documents are pickled with protocol 5, whatever the running Python prefers, so that every supported Python reads
-    them.
+    Cost: everything is copied, and only Python with the same classes reads it; a change to a class can make old
+    documents unreadable. Documents are pickled with protocol 5, whatever the running Python prefers, so that every
+    supported Python reads them.
     """
 
     format_name: ClassVar[str] = "DocumentPickleFormat"
