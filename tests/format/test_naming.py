@@ -16,6 +16,10 @@ class Named:
     format_name = "tokens-v2"
 
 
+class Gzipped(guideloom.DocumentJsonFormat):
+    """Stores other bytes than its base."""
+
+
 class Odd:
     format_name = 5
 
@@ -26,6 +30,7 @@ class Odd:
         (Mine(), "Mine"),
         (Named(), "tokens-v2"),
         (Odd(), "Odd"),
+        (Gzipped(), "Gzipped"),
         (guideloom.DocumentJsonFormat(), "DocumentJsonFormat"),
         (guideloom.DocumentNumpyFormat(), "DocumentNumpyFormat"),
         (guideloom.DocumentNumpyFormat({"a": ">u2", "b": ("<f4", (3, 2))}), "DocumentNumpyFormat(a:<u2,b:<f4[3, 2])"),

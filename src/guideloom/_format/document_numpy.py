@@ -16,6 +16,7 @@ import numpy.typing as npt
 from guideloom._base.checks import descr_of, dtype_from_descr, packed_little_endian
 from guideloom._base.errors import ArgumentError, CorruptDataError, PackError
 from guideloom._base.protocols import StorageBufferTypes, UserBufferTypes
+from guideloom._format.naming import NamedFormat
 from guideloom._format.values import (
     alignment_bytes,
     as_values,
@@ -29,7 +30,7 @@ _MAX_NAME = 200
 _LENGTH = struct.Struct("<q")
 
 
-class DocumentNumpyFormat:
+class DocumentNumpyFormat(NamedFormat):
     """Documents of named arrays; reading gives views on the read buffer. Safe on data from strangers.
 
     Parameters
@@ -75,11 +76,11 @@ class DocumentNumpyFormat:
     def format_name(self) -> str:
         """Name for the commit record: the class and the fields, since the bytes alone do not tell them."""
         if self.fields is None:
-            return "DocumentNumpyFormat"
+            return super().format_name
         listed = ",".join(f"{name}:{describe(dtype)}" for name, dtype in self.fields.items())
         if len(listed) > _MAX_NAME:
             listed = f"{len(self.fields)} fields:{hashlib.blake2b(listed.encode(), digest_size=16).hexdigest()}"
-        return f"DocumentNumpyFormat({listed})"
+        return f"{super().format_name}({listed})"
 
     @property
     def ragged_name(self) -> str:

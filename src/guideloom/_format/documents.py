@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from guideloom._base.errors import ArgumentError, CorruptDataError, PackError
 from guideloom._base.protocols import StorageBufferTypes
 from guideloom._format.document_numpy import DocumentNumpyFormat
+from guideloom._format.naming import NamedFormat
 
 __all__ = ["DocumentJsonFormat", "DocumentMsgpackFormat", "DocumentNumpyFormat", "DocumentPickleFormat"]
 
 
-class DocumentPickleFormat:
+class DocumentPickleFormat(NamedFormat):
     """NOT safe on data from strangers: unpickling a document runs whatever code its writer put into it.
 
     Documents are any Python objects that :mod:`pickle` takes. Good for a start and for data of your own.
@@ -24,8 +25,6 @@ class DocumentPickleFormat:
     documents unreadable. Documents are pickled with protocol 5, whatever the running Python prefers, so that every
     supported Python reads them.
     """
-
-    format_name: ClassVar[str] = "DocumentPickleFormat"
 
     def pack(self, data: Any) -> bytes:
         """Encode one document; one that cannot be pickled is a ``PackError``."""
@@ -68,7 +67,7 @@ class DocumentPickleFormat:
         return "DocumentPickleFormat()"
 
 
-class DocumentJsonFormat:
+class DocumentJsonFormat(NamedFormat):
     """Documents as JSON: dicts with string keys, lists, strings, numbers, booleans, None. Safe on data from strangers.
 
     Notes
@@ -76,8 +75,6 @@ class DocumentJsonFormat:
     Cost: text, so the largest and, for numbers, the slowest to decode; every language reads it. UTF-8, no spaces.
     Nothing is zero-copy. Tuples come back as lists. Integers have any size and floats keep every bit.
     """
-
-    format_name: ClassVar[str] = "DocumentJsonFormat"
 
     def pack(self, data: Any) -> bytes:
         """Encode one document.
@@ -111,7 +108,7 @@ class DocumentJsonFormat:
         return "DocumentJsonFormat()"
 
 
-class DocumentMsgpackFormat:
+class DocumentMsgpackFormat(NamedFormat):
     """Documents as MessagePack with a typed schema, checked at both ends. Safe on data from strangers.
 
     Needs the extra ``msgpack``: ``pip install guideloom[msgpack]``.
@@ -135,8 +132,6 @@ class DocumentMsgpackFormat:
     Cost: compact, and the quickest to decode into objects. A field annotated ``memoryview`` is a view on the read
     buffer (``np.frombuffer`` then makes no copy), one annotated ``bytes`` a copy. Other languages read it.
     """
-
-    format_name: ClassVar[str] = "DocumentMsgpackFormat"
 
     def __init__(self, schema: Any, *, verify: bool = True) -> None:
         try:

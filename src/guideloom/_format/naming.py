@@ -13,6 +13,15 @@ BUILT_IN = frozenset(
 )
 
 
+class NamedFormat:
+    """A built-in format: its name in commit records is that of its class, so a subclass of a user's has its own."""
+
+    @property
+    def format_name(self) -> str:
+        """Name for the commit record."""
+        return type(self).__name__
+
+
 def format_name(fmt: object) -> str:
     """Return the format's name for the commit record.
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from guideloom._base.errors import ArgumentError
+from guideloom._format.naming import NamedFormat
 from guideloom._format.values import as_values, check_equal_lengths, field_dtype, fields_of
 
 
-class StreamNumpyFormat:
+class StreamNumpyFormat(NamedFormat):
     """Elements with named fields: packs a mapping of columns, unpacks to a mapping of columns.
 
     Parameters
@@ -55,8 +56,6 @@ class StreamNumpyFormat:
     guideloom._base.errors.PackError: field 'tokens': value 65536 at position 2 does not fit <u2, which holds whole \
 numbers from 0 to 65535: give the field a wider dtype, or correct the value
     """
-
-    format_name: ClassVar[str] = "StreamNumpyFormat"
 
     def __init__(self, stream_dtype: npt.DTypeLike, data_type: Callable[..., Any] | None = None) -> None:
         try:
