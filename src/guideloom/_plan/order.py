@@ -253,7 +253,9 @@ def _positions(start: int, stride: int, count: int, size: int) -> I64:
     last = start + (count - 1) * stride
     if start < 0 or last >= size:
         raise _outside(start if start < 0 else last, size, "position")
-    # Not np.arange(start, stop, stride): it finds its length in floating point, and is one off near 2**62.
+    if last < 2**53 and count > 1:
+        return np.arange(start, last + 1, stride, dtype=np.int64)
+    # np.arange finds its length in floating point, which may be one off beyond 2**53.
     return start + np.arange(count, dtype=np.int64) * min(stride, MAX_SIZE)
 
 
