@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeAlias, TypedDict, Self, overload, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-
 
 UserBufferTypes: TypeAlias = bytes | bytearray | memoryview
 """What a format's ``pack`` may give for encoded bytes."""
@@ -85,7 +84,9 @@ class StreamStorageFormat(Protocol):
         """Encode one record as a 1-D array of ``stream_dtype``."""
         ...
 
-    def unpack(self, stream: npt.NDArray[Any], shard_lengths: npt.NDArray[np.int64], shards: npt.NDArray[np.int64]) -> Any:
+    def unpack(
+        self, stream: npt.NDArray[Any], shard_lengths: npt.NDArray[np.int64], shards: npt.NDArray[np.int64]
+    ) -> Any:
         """Decode one window.
 
         Parameters
@@ -240,7 +241,7 @@ class StreamStorageSyncReaderAbstract(SyncContextManager):
 
     @abstractmethod
     def read(self, global_index: int, global_length: int) -> Any:
-        """Read the window ``[global_index, global_index + global_length)``; past the end it goes on at the first element."""
+        """Read the window ``[global_index, global_index + global_length)``; it wraps behind the last element."""
 
 
 class StreamStorageAsyncReaderAbstract(AsyncContextManager):

@@ -94,7 +94,8 @@ class DocumentDatasetSyncReader(DatasetSyncReaderAbstract):
         return self._opened.read(item_index(index, size, "document"))
 
     def __repr__(self) -> str:
-        return f"DocumentDatasetSyncReader({self._dataset!r}, {'closed' if self._reader is None else f'{len(self)} documents'})"
+        state = "closed" if self._reader is None else f"{len(self)} documents"
+        return f"DocumentDatasetSyncReader({self._dataset!r}, {state})"
 
 
 class DocumentDatasetAsyncReader(DatasetAsyncReaderAbstract):

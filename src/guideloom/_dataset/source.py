@@ -57,8 +57,10 @@ class BatchSource(ABC):
         """Read and unpack the samples of ``indexes[lo:hi]``, in that order."""
 
     def arrays(self, prepared: Any, lo: int, hi: int, empty: Empty) -> Any:
-        """Read ``indexes[lo:hi]`` as an array, or a dict of arrays, each made by ``empty``; leading axis ``hi - lo``
-        unless the name says otherwise (ragged data: values and offsets)."""
+        """Read ``indexes[lo:hi]`` as an array, or a dict of arrays, each made by ``empty``.
+
+        The leading axis is ``hi - lo``, except where the data is ragged: values and offsets.
+        """
         raise ArgumentError("this data set has no numeric batch form: pass a collate_fn")
 
 

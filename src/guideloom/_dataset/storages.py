@@ -38,13 +38,12 @@ class _Storage:
         read_interface: IOReaderAbstract | None = None,
     ) -> None:
         if isinstance(storage_dir, str):
-            raise ArgumentError(
-                f"expected a pathlib.Path as storage_dir, found the str {storage_dir!r}: wrap it in Path()"
-            )
+            raise ArgumentError(f"storage_dir must be a pathlib.Path, found the str {storage_dir!r}: use Path()")
         if not isinstance(storage_dir, PurePath):
-            raise ArgumentError(f"expected a pathlib.Path as storage_dir, found {type(storage_dir).__name__}")
+            raise ArgumentError(f"storage_dir must be a pathlib.Path, found {type(storage_dir).__name__}")
         if isinstance(storage_format, type):
-            raise ArgumentError(f"expected a format object, found the class {storage_format.__name__}: call it first")
+            name = storage_format.__name__
+            raise ArgumentError(f"expected a format object, found the class {name}: call it first")
         missing = [name for name in self._needs if not hasattr(storage_format, name)]
         if missing:
             raise ArgumentError(
@@ -53,7 +52,8 @@ class _Storage:
         if read_interface is None:
             read_interface = SeekIO()
         if isinstance(read_interface, type):
-            raise ArgumentError(f"expected a backend object, found the class {read_interface.__name__}: call it first")
+            name = read_interface.__name__
+            raise ArgumentError(f"expected a backend object, found the class {name}: call it first")
         if not (hasattr(read_interface, "sync_reader") and hasattr(read_interface, "is_supported")):
             raise ArgumentError(f"expected a backend such as SeekIO(), found {type(read_interface).__name__}")
         self.storage_dir = storage_dir
@@ -104,8 +104,8 @@ class StreamStorage(_Storage, StreamStorageAbstract):
         Parameters
         ----------
         mode : {"create", "append", "overwrite"}
-            "create" refuses a committed shard, "append" extends it, "overwrite" replaces it; none touches what is committed
-            before the new commit, which happens at ``close``.
+            "create" refuses a committed shard, "append" extends it, "overwrite" replaces it; none touches what is
+            committed before the new commit, which happens at ``close``.
         metadata : mapping, optional
             JSON-able notes kept in the commit records, e.g. the tokenizer's name.
         """

@@ -29,7 +29,7 @@ I64 = npt.NDArray[np.int64]
 
 
 class StreamDataset(DatasetAbstract):
-    """Windows of ``sequence_length`` elements; item ``i`` is ``[i * sequence_length, (i + 1) * sequence_length + overlap)``.
+    """Windows of a stream; item ``i`` is ``[i * sequence_length, (i + 1) * sequence_length + overlap)``.
 
     Parameters
     ----------
@@ -154,7 +154,8 @@ class StreamDatasetSyncReader(DatasetSyncReaderAbstract):
         return [self._reader.read(index * step, length) for index in indexes.tolist()]
 
     def __repr__(self) -> str:
-        return f"StreamDatasetSyncReader({self._dataset!r}, {'closed' if self._source is None else f'{self._size} windows'})"
+        state = "closed" if self._source is None else f"{self._size} windows"
+        return f"StreamDatasetSyncReader({self._dataset!r}, {state})"
 
 
 class StreamDatasetAsyncReader(DatasetAsyncReaderAbstract):

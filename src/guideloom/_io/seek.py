@@ -11,7 +11,7 @@ from guideloom._io.checks import check_range, not_open, short_read
 from guideloom._io.threaded import ThreadedAsyncReader
 
 CHECK_SIZE_FROM_BYTES = 1 << 20
-"""From here on a read asks for the file's size before it allocates, so that a wild size is an error and no allocation."""
+"""From here on a read asks for the file's size before it allocates, so that a wild size is an error."""
 
 
 class SeekReader(IOSyncReaderAbstract):

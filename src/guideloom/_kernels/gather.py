@@ -54,7 +54,7 @@ def _gather_mapped_numpy(
 
 
 @kernel(
-    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, uint8[::1], int64, int64[::1])",
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, uint8[::1], int64, int64[::1])",  # noqa: E501
     twin=_gather_mapped_numpy,
     build=True,
 )
@@ -131,7 +131,7 @@ def _advise_files_numpy(fds: I64, file: I64, src: I64, nbytes: I64, lo: int, hi:
     build=True,
 )
 def advise_files() -> Any:
-    """Ask for the bytes of runs ahead of their reads: ``(fds int64[F], file, src, nbytes int64[R], lo, hi)``; 0.5 us a run."""
+    """Ask for the bytes of runs ahead: ``(fds int64[F], file, src, nbytes int64[R], lo, hi)``."""
     from guideloom._kernels import native
 
     return native.advise_files
@@ -147,7 +147,7 @@ def _advise_maps_numpy(bases: I64, sizes: I64, file: I64, src: I64, nbytes: I64,
     build=True,
 )
 def advise_maps() -> Any:
-    """Ask for the pages of runs ahead of their reads: ``(bases, sizes int64[F], file, src, nbytes int64[R], lo, hi)``."""
+    """Ask for the pages of runs ahead: ``(bases, sizes int64[F], file, src, nbytes int64[R], lo, hi)``."""
     from guideloom._kernels import native
 
     return native.advise_maps

@@ -1,4 +1,4 @@
-"""Sources of the kernels that work on raw addresses; imported only to be compiled, by ``_kernels/gather.py`` and ``_kernels/columns.py``.
+"""Sources of the kernels that work on raw addresses; imported only to be compiled.
 
 libc's ``pread`` and ``memcpy`` are bound by symbol (``numba.types.ExternalFunction``): no pointer is baked into the
 code, so a compiled
@@ -160,7 +160,7 @@ def _load_of(element):
 
 
 def _field_copier(source, target):
-    """Return a compiled loop that reads ``n`` values of one type, ``stride`` bytes apart, and stores them densely as another."""
+    """Return a compiled loop: ``n`` values of one type, ``stride`` bytes apart, are stored densely as another."""
     source_pointer, target_pointer, load = _pointer_to(source), _pointer_to(target), _load_of(source)
     size = source.bitwidth // 8
 

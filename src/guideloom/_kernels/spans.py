@@ -18,7 +18,7 @@ I32 = npt.NDArray[np.int32]
 
 
 @kernel(
-    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])"
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])"  # noqa: E501
 )
 def find_blocks(
     segment: I64,
@@ -54,7 +54,7 @@ def find_blocks(
 
 
 @kernel(
-    "int64(int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])"
+    "int64(int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])"  # noqa: E501
 )
 def find_spans(
     table: I64,
@@ -123,7 +123,7 @@ def fill_spans(
     offsets: I64,
     shard_of_span: I64,
 ) -> None:
-    """Say for each element which span it lies in, and for each span where its payload stands in the batch's payload buffer.
+    """Say for each element which span it lies in, and for each span where its payload stands in the batch's buffer.
 
     Fills ``index`` int32[B, L] (within the window), ``span_bounds`` int64[B+1], ``offsets`` int64[P+1],
     ``shard_of_span`` int64[P].

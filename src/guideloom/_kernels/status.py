@@ -6,7 +6,7 @@ DONE = -1
 """What a gather kernel returns when every run was done; otherwise the index of the run it stopped at."""
 
 NOT_OPEN, SHORT, FAILED, BAD_RANGE = 1, 2, 3, 4
-"""``status[0]``: the run's file has no handle; the file ended early; errno is in ``status[1]``; outside file or buffer."""
+"""``status[0]``: the file has no handle; it ended early; errno is in ``status[1]``; outside file or buffer."""
 
 COPY_1, COPY_2, COPY_4, COPY_8, COPY_ANY, U1_TO_I4, U2_TO_I4, U1_TO_I8, U2_TO_I8, U4_TO_I8, I4_TO_I8 = range(11)
 """How a field goes from rows to its column: bytes as they are (1, 2, 4, 8, any number of them), or widened."""

@@ -56,7 +56,9 @@ def fill_runs(
     segment_of_run: I64,
     first_run: I64,
 ) -> None:
-    """Fill the runs counted by :func:`count_runs`: ``file, src, dst, nbytes, segment_of_run`` int64[R], ``first_run`` int64[B+1].
+    """Fill the runs counted by :func:`count_runs`.
+
+    ``file, src, dst, nbytes, segment_of_run`` are int64[R], ``first_run`` int64[B+1].
 
     ``src`` and ``dst`` are byte offsets: into the segment's element file (``segment_file``, int64[S]), and into a
     buffer that holds the

@@ -26,7 +26,8 @@ class WindowPlan:
     window_bytes : int
         Bytes a window takes in the buffer.
     file, src, dst, nbytes : int64[R]
-        Run ``r`` is ``nbytes[r]`` bytes from offset ``src[r]`` of file ``file[r]``, and goes to offset ``dst[r]`` of the buffer.
+        Run ``r`` is ``nbytes[r]`` bytes from offset ``src[r]`` of file ``file[r]``; it goes to offset ``dst[r]`` of
+        the buffer.
     segment : int64[R]
         Segment of each run.
     first_run : int64[B+1]

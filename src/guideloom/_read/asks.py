@@ -28,7 +28,7 @@ class Gather:
 
 @dataclass(slots=True)
 class Spread:
-    """Runs ``[lo, hi)`` of a plan over packed records, to be taken apart into one dense array a field; see ``FileSet.spread``."""
+    """Runs ``[lo, hi)`` of a plan over packed records, to be taken apart: one dense array a field."""
 
     file: I64
     src: I64

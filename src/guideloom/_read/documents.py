@@ -102,11 +102,15 @@ class DocumentOperations:
         ]
 
     def arrays(self, indexes: I64, lo: int, hi: int, empty: Empty) -> Operation[Any]:
-        """Read the documents ``indexes[lo:hi]`` as flat values and offsets: ``{"values": [sum of lengths, ...], "offsets": int64[n + 1]}``."""
+        """Read the documents ``indexes[lo:hi]`` as flat values and offsets.
+
+        ``{"values": dtype[sum of lengths, ...], "offsets": int64[n + 1]}``, no per-document Python.
+        """
         dtype = self.ragged_dtype
         if dtype is None:
             raise ArgumentError(
-                f"{type(self.format).__name__} has no numeric batch form: pass a collate_fn, or use DocumentNumpyFormat with one field"
+                f"{type(self.format).__name__} has no numeric batch form: "
+                "pass a collate_fn, or use DocumentNumpyFormat with one field"
             )
         wanted = indexes[lo:hi]
         offsets = empty((hi - lo + 1,), np.dtype(np.int64))
@@ -115,7 +119,8 @@ class DocumentOperations:
         if odd.size:
             bad = int(odd[0])
             raise CorruptDataError(
-                f"document {int(wanted[bad])} has {int(nbytes[bad])} bytes, which is no multiple of its item size {dtype.itemsize}",
+                f"document {int(wanted[bad])} has {int(nbytes[bad])} bytes, "
+                f"which is no multiple of its item size {dtype.itemsize}",
                 shard=int(self.catalog.shard[int(segment[bad])]),
             )
         np.floor_divide(dst, dtype.itemsize, out=offsets)

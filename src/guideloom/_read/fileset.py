@@ -91,7 +91,7 @@ class FileSet(ABC):
         self.readahead = Readahead()
 
     def gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int = 0) -> None:
-        """Fill ``out`` with the runs ``[lo, hi)``: ``out[dst[r] - shift:][:nbytes[r]]`` = bytes from ``src[r]`` of ``file[r]``.
+        """Fill ``out`` with runs: ``out[dst[r] - shift:][:nbytes[r]]`` is ``file[r]`` from ``src[r]``, r in [lo, hi).
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class FileSet(ABC):
             finally:
                 self._leave()
 
-    def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
+    def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:  # noqa: B027
         """Pass the advice on, where the backend has a way to."""
 
     def carry_out(self, ask: Gather | Spread) -> None:
@@ -253,7 +253,7 @@ class PooledFileSet(FileSet, Generic[HandleT]):
         self.values[file] = value
 
     def _pin(self, file: int, alone: bool) -> None:
-        """Open ``file`` and keep it open. Waits for room only when it holds no other pin (``alone``), so threads cannot wait in a ring."""
+        """Open ``file`` and keep it open; waits for room only without other pins (``alone``): no ring of waiters."""
         with self._pool:
             while True:
                 if self.values[file] >= 0:
@@ -310,14 +310,16 @@ class PooledFileSet(FileSet, Generic[HandleT]):
             raise OSError(code, f"reading {size} bytes at byte offset {offset} failed: {os.strerror(code)}", str(path))
         if status[0] == SHORT:
             raise CorruptDataError(
-                f"expected {size} bytes, found {int(status[2])} before the end of the file: it was shortened after it was committed",
+                f"expected {size} bytes, found {int(status[2])} before the end of the file: "
+                "it was shortened after it was committed",
                 path=path,
                 shard=shard,
                 offset=offset,
             )
         if status[0] == BAD_RANGE:
             raise CorruptDataError(
-                f"a read of {size} bytes lies outside the file of {int(self.table.sizes[number])} bytes, or outside the buffer",
+                f"a read of {size} bytes lies outside the file of {int(self.table.sizes[number])} bytes, "
+                "or outside the buffer",
                 path=path,
                 shard=shard,
                 offset=offset,

@@ -22,7 +22,7 @@ class Readahead:
     Attributes
     ----------
     cold : bool
-        Whether to ask ahead. Read and written by several threads without a lock: a lost update costs one batch's advice.
+        Whether to ask ahead. Several threads use it without a lock: a lost update costs one batch's advice.
     """
 
     __slots__ = ("_warm", "cold")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,7 +27,7 @@ from guideloom._storage.catalog import Catalog
 I64 = npt.NDArray[np.int64]
 
 MAX_SAMPLES = 1 << 22
-"""Most entries of the span tables' samples kept in memory (8 bytes each): beyond it every second one is kept, and so on."""
+"""Most entries of the span tables' samples kept in memory (8 bytes each); beyond it every second one is kept."""
 
 ROW_BYTES = 16
 
@@ -264,7 +265,7 @@ class SpanOperations:
         view = batch.payload.data
         offsets = batch.offsets.tolist()
         bounds = batch.bounds.tolist()
-        payloads = [view[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        payloads = [view[a:b] for a, b in pairwise(offsets)]
         return [
             unpack(row, batch.shard[a:b], index, payloads[a:b])
             for row, index, a, b in zip(rows, batch.index, bounds, bounds[1:], strict=False)

@@ -48,7 +48,8 @@ def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
         base, shape = have.subdtype if have.subdtype else (have, ())
         if not np.can_cast(base, want, "safe"):
             raise ArgumentError(
-                f"dtype {want} cannot hold every value of {name} ({base}): ask for a wider one, such as {np.promote_types(base, want)}"
+                f"dtype {want} cannot hold every value of {name} ({base}): "
+                f"ask for a wider one, such as {np.promote_types(base, want)}"
             )
         return np.dtype((want, shape)) if shape else want
 
@@ -130,7 +131,10 @@ class StreamOperations:
         ]
 
     def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty) -> Operation[Any]:
-        """Read the windows ``[lo, hi)`` of a plan as one C-contiguous array [hi - lo, L, ...] a field (a dict), or one for plain elements."""
+        """Read the windows ``[lo, hi)`` of a plan as C-contiguous arrays [hi - lo, L, ...].
+
+        A dict with one a field; the array itself for plain elements.
+        """
         shape = (hi - lo, plan.length)
         names = self.dtype.names
         if not self._convert and (names is None or len(names) == 1):
@@ -172,7 +176,7 @@ def _whole_windows(num_windows: int) -> list[int]:
 
 
 def shard_runs(plan: WindowPlan, shard: I64, itemsize: int, lo: int, hi: int) -> tuple[I64, I64, list[int]]:
-    """For the windows ``[lo, hi)``: length and shard of each run of elements from one shard, and each window's bounds in them.
+    """Length and shard of each run of elements from one shard, and the bounds in them of each window in [lo, hi).
 
     Runs of neighbouring segments of one shard are one; where a window wraps, its shard is named again.
     """
