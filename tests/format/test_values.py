@@ -102,6 +102,7 @@ def test_list_of_large_integers_keeps_every_digit() -> None:
         ([float("nan")], "<i4", "value nan at position 0"),
         (np.array([1.0, np.inf]), "<i8", "value inf at position 1"),
         (np.array([2.0**63]), "<i8", "value 9.223372036854776e+18 at position 0"),
+        (np.array([2**56], ">i8"), "<u2", f"value {2**56} at position 0"),
         ([2**70], "<u8", f"value {2**70} at position 0"),
         ([10**80], "<u8", "value of 266 bits at position 0"),
         ([10**400], "<f8", "value of 1329 bits at position 0 does not fit <f8, which holds numbers from -1.797"),
@@ -153,6 +154,8 @@ def test_what_does_not_fit_is_refused_by_name(value: Any, target: str, message: 
         (np.array([60, "NaT"], "m8[s]"), "m8[m]", [datetime.timedelta(seconds=60), None]),
         (np.ma.array([1, 2], mask=False), "<i4", [1, 2]),
         (np.array([2.0**62], ">f8"), "<i8", [2**62]),
+        (np.array([255.0, 0.0]), "u1", [255, 0]),
+        (np.array([-128, 127], "<f2"), "i1", [-128, 127]),
     ],
 )
 def test_what_fits_is_kept(value: Any, target: str, expected: list[Any]) -> None:
