@@ -1,0 +1,294 @@
+"""The only importer of torch: devices, tensors, pinned memory and the move of a batch.
+
+What differs between a machine with CUDA and one without goes through :class:`Runtime`, so that a test can put a fake in
+its place.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._base.errors import ArgumentError
+
+try:
+    import torch
+    from torch.nn.utils.rnn import PackedSequence
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "StatefulDataLoader needs PyTorch, which is not installed: pip install torch (the rest needs none)",
+        name="torch",
+    ) from None
+
+_LEAVES = (torch.Tensor, PackedSequence)
+_PLAIN = (str, bytes, bytearray, memoryview, int, float, complex, type(None), np.ndarray, np.generic, range)
+
+
+class Runtime:
+    """What is asked of torch about the machine; one method for each question."""
+
+    def cuda_available(self) -> bool:
+        """Whether a CUDA device can be used."""
+        return torch.cuda.is_available()
+
+    def current_cuda_device(self) -> int:
+        """Index of the CUDA device of the calling thread."""
+        return torch.cuda.current_device()
+
+    def set_cuda_device(self, index: int) -> None:
+        """Choose the CUDA device of the calling thread."""
+        torch.cuda.set_device(index)
+
+    def pin(self, leaf: Any) -> Any:
+        """Return a copy of a tensor in pinned memory, or the tensor if it is pinned."""
+        return leaf.pin_memory()
+
+    def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Allocate an uninitialised tensor in pinned memory."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def move(self, leaf: Any, device: torch.device, non_blocking: bool) -> Any:
+        """Copy a tensor to a device."""
+        return leaf.to(device, non_blocking=non_blocking)
+
+
+RUNTIME = Runtime()
+
+
+def default_device(runtime: Runtime = RUNTIME) -> torch.device:
+    """Return the current CUDA device, or the CPU where there is none."""
+    if runtime.cuda_available():
+        return torch.device("cuda", runtime.current_cuda_device())
+    return torch.device("cpu")
+
+
+def as_device(device: torch.device | str | int | None, runtime: Runtime = RUNTIME) -> torch.device:
+    """Return ``device`` as a ``torch.device``; None is the default device."""
+    if device is None:
+        return default_device(runtime)
+    if isinstance(device, torch.device):
+        return device
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ArgumentError(
+            f"device must be a torch.device or its name, such as 'cpu' or 'cuda:0', got {device!r}"
+        ) from error
+
+
+class Mover:
+    """Moves the tensors of a batch to a device, in the caller's thread.
+
+    Tensors are found inside mappings, sequences, named tuples and dataclasses; a container in which nothing moved is
+    given back as it is, any other is copied, never changed.
+
+    Parameters
+    ----------
+    device : torch.device
+    runtime : Runtime
+    """
+
+    def __init__(self, device: torch.device, runtime: Runtime = RUNTIME) -> None:
+        self.device = device
+        self._runtime = runtime
+        # Only CUDA orders a copy before what is queued on the stream later; elsewhere a batch could be read too early.
+        self._non_blocking = device.type == "cuda"
+
+    def __call__(self, batch: Any) -> Any:
+        return transform(batch, self._leaf)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.device == self.device:
+            return leaf
+        return self._runtime.move(leaf, self.device, self._non_blocking)
+
+
+class Pinner:
+    """Puts the CPU tensors of a batch into pinned memory, in the batch thread.
+
+    Parameters
+    ----------
+    device : torch.device
+        The CUDA device that the batches go to; it is made current in each thread that pins, so that no context is
+        created on device 0.
+    runtime : Runtime
+    """
+
+    def __init__(self, device: torch.device, runtime: Runtime = RUNTIME) -> None:
+        self._index = runtime.current_cuda_device() if device.index is None else device.index
+        self._runtime = runtime
+
+    def enter_thread(self) -> None:
+        """Call once in each thread of ours that pins."""
+        self._runtime.set_cuda_device(self._index)
+
+    def __call__(self, batch: Any) -> Any:
+        return transform(batch, self._leaf)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+            return leaf
+        return self._runtime.pin(leaf)
+
+
+def transform(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Apply ``leaf`` to each tensor in nested containers; containers in which nothing changed are kept."""
+    if isinstance(value, _LEAVES):
+        return leaf(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return _transform_mapping(value, leaf)
+    if isinstance(value, Sequence):
+        return _transform_sequence(value, leaf)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _transform_dataclass(value, leaf)
+    return value
+
+
+def _transform_mapping(value: Mapping[Any, Any], leaf: Callable[[Any], Any]) -> Any:
+    changed = {}
+    for key, item in value.items():
+        new = transform(item, leaf)
+        if new is not item:
+            changed[key] = new
+    if not changed:
+        return value
+    if type(value) is dict:
+        return {**value, **changed}
+    if hasattr(value, "__setitem__"):
+        # A copy keeps what else the mapping holds: a defaultdict's factory, an encoding's offsets.
+        clone: Any = copy.copy(value)
+        for key, new in changed.items():
+            clone[key] = new
+        return clone
+    merged = {**value, **changed}
+    try:
+        return type(value)(merged)  # type: ignore[call-arg]
+    except TypeError:
+        return merged
+
+
+def _transform_sequence(value: Sequence[Any], leaf: Callable[[Any], Any]) -> Any:
+    items = [transform(item, leaf) for item in value]
+    if all(new is old for new, old in zip(items, value, strict=True)):
+        return value
+    if isinstance(value, tuple):
+        if hasattr(value, "_make"):
+            return value._make(items)
+        return tuple(items) if type(value) is tuple else _rebuilt(value, items)
+    return items if type(value) is list else _rebuilt(value, items)
+
+
+def _rebuilt(value: Sequence[Any], items: list[Any]) -> Any:
+    try:
+        return type(value)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return items
+
+
+def _transform_dataclass(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    changed = {}
+    for field in fields(value):
+        if hasattr(value, field.name):
+            item = getattr(value, field.name)
+            new = transform(item, leaf)
+            if new is not item:
+                changed[field.name] = new
+    if not changed:
+        return value
+    clone = copy.copy(value)
+    for name, new in changed.items():
+        # Also for frozen ones; dataclasses.replace would run __init__ again and refuses fields with init=False.
+        object.__setattr__(clone, name, new)
+    return clone
+
+
+# --- collate_fn=None ---------------------------------------------------------------------------
+
+
+def tensors(arrays: Any) -> Any:
+    """Turn an array, or a mapping of arrays, into tensors that share its memory.
+
+    An array whose dtype torch does not have stays an array.
+    """
+    if isinstance(arrays, np.ndarray):
+        return _tensor(arrays)
+    return {name: tensors(array) for name, array in arrays.items()}
+
+
+def _tensor(array: npt.NDArray[Any]) -> Any:
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        return array
+
+
+class PinnedArrays:
+    """Allocates the arrays of one batch in pinned memory, and gives their tensors back.
+
+    The tensors that were allocated are handed on, not new ones over the same bytes: the allocator of pinned memory
+    waits for the copies of the tensors it knows before it reuses their memory.
+    """
+
+    def __init__(self, runtime: Runtime = RUNTIME) -> None:
+        self._runtime = runtime
+        self._made: list[tuple[npt.NDArray[Any], torch.Tensor]] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Allocate; a dtype that torch does not have gets ordinary memory."""
+        try:
+            wanted = torch.from_numpy(np.empty(0, dtype)).dtype
+        except TypeError:
+            return np.empty(shape, dtype)
+        tensor = self._runtime.empty_pinned(tuple(shape), wanted)
+        array: npt.NDArray[Any] = tensor.numpy()
+        self._made.append((array, tensor))
+        return array
+
+    def tensors(self, arrays: Any) -> Any:
+        """As the function of the same name; an array that ``empty`` did not make is pinned by copying."""
+        if not isinstance(arrays, np.ndarray):
+            return {name: self.tensors(array) for name, array in arrays.items()}
+        for made, tensor in self._made:
+            if made is arrays:
+                return tensor
+        found = _tensor(arrays)
+        return self._runtime.pin(found) if isinstance(found, torch.Tensor) else found
+
+
+# --- between processes -------------------------------------------------------------------------
+
+
+class TensorPickler(pickle.Pickler):
+    """Pickles dense CPU tensors as arrays, whose bytes can travel out of band; torch's own way copies them twice."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout is not torch.strided:
+            return NotImplemented
+        if obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.is_quantized or not obj.is_contiguous():
+            return NotImplemented
+        try:
+            return tensor_of, (obj.numpy(), None)
+        except TypeError:
+            # bfloat16 and the small floats have no NumPy dtype: their bytes travel, and the dtype beside them.
+            return tensor_of, (obj.reshape(-1).view(torch.uint8).numpy(), (obj.dtype, tuple(obj.shape)))
+
+
+def tensor_of(array: npt.NDArray[Any], kind: tuple[torch.dtype, tuple[int, ...]] | None) -> torch.Tensor:
+    """Undo what :class:`TensorPickler` did."""
+    tensor: torch.Tensor = torch.from_numpy(array)
+    return tensor if kind is None else tensor.view(kind[0]).reshape(kind[1])
+
+
+def one_thread() -> None:
+    """Keep torch to one thread in a worker: its pool does not survive a fork, and workers are many."""
+    torch.set_num_threads(1)

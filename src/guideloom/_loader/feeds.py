@@ -1,0 +1,89 @@
+"""Chooses how batches are made: by the caller, by threads, or by processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from guideloom._base.protocols import DatasetAbstract
+from guideloom._dataset.source import BatchSource
+from guideloom._loader import bridge
+from guideloom._loader.bridge import PinnedArrays, Pinner
+from guideloom._loader.iterator import Opened
+from guideloom._loader.pipeline import ThreadFeed
+from guideloom._loader.processes import ProcessFeed
+from guideloom._loader.work import ArrayWork, CollateFn, Feed, SampleWork, Schedule, SerialFeed, Work
+
+
+@dataclass(frozen=True, slots=True)
+class FeedOptions:
+    """How batches are to be made; the names are the loader's."""
+
+    dataset: DatasetAbstract
+    collate_fn: CollateFn | None
+    device: Any
+    num_workers: int
+    parallel_method: Literal["thread", "process"]
+    pin_memory: bool
+    prefetch: int
+
+
+def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule) -> Feed:
+    """Start what makes the batches of ``schedule``; ``opened`` gets to know it."""
+    pinner = Pinner(options.device) if options.pin_memory else None
+    if not schedule.num_batches:
+        return SerialFeed(schedule, _array_work(opened.source, None))
+    enter_thread = _nothing if pinner is None else pinner.enter_thread
+    feed: Feed
+    if options.num_workers and options.parallel_method == "process":
+        received = _received(options.collate_fn, pinner)
+        feed = ProcessFeed(
+            options.dataset,
+            options.collate_fn,
+            schedule,
+            options.num_workers,
+            options.prefetch,
+            enter_thread,
+            received,
+        )
+    else:
+        work: Work
+        if options.collate_fn is None:
+            work = _array_work(opened.source, pinner)
+        else:
+            work = SampleWork(opened.source, options.collate_fn, pinner)
+        if not options.num_workers and not options.prefetch:
+            return SerialFeed(schedule, work)
+        opened.retain()
+        feed = ThreadFeed(schedule, work, options.num_workers, options.prefetch, enter_thread, opened.release)
+    opened.feeds.append(feed)
+    return feed
+
+
+def _array_work(source: BatchSource, pinner: Pinner | None) -> ArrayWork:
+    """Return the reading of numeric batches into ordinary memory, or into pinned memory."""
+    arrays, tensors = source.arrays, bridge.tensors
+    if pinner is None:
+        return ArrayWork(lambda prepared, lo, hi: tensors(arrays(prepared, lo, hi, np.empty)))
+
+    def read(prepared: Any, lo: int, hi: int) -> Any:
+        pinned = PinnedArrays()
+        return pinned.tensors(arrays(prepared, lo, hi, pinned.empty))
+
+    return ArrayWork(read)
+
+
+def _received(collate_fn: Any, pinner: Pinner | None) -> Callable[[Any], Any] | None:
+    """Return what is done to a batch from a process: its arrays become tensors, its tensors pinned."""
+    if collate_fn is not None:
+        return pinner
+    if pinner is None:
+        return bridge.tensors
+    return lambda arrays: pinner(bridge.tensors(arrays))
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,142 @@
+"""One pass over the rest of an epoch, and the open reader that it shares with its loader and its threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from guideloom._base.errors import NotOpenError
+from guideloom._base.protocols import DatasetSyncReaderAbstract
+from guideloom._dataset.source import BatchSource
+from guideloom._loader.bridge import Mover
+from guideloom._loader.state import Position
+from guideloom._loader.work import EndOfEpoch, Feed
+from guideloom._plan.partition import Partition
+
+CLOSE_TIMEOUT_S = 0.9
+"""How long a close waits for running reads; they then end on their own."""
+
+
+class LoaderIterator(Iterator[Any]):
+    """The rest of one epoch; a context manager that closes itself."""
+
+    def __init__(
+        self, delivered: Callable[[Position], None], feed: Feed, move: Mover, partition: Partition, start: Position
+    ) -> None:
+        self._delivered = delivered
+        self._feed = feed
+        self._take = feed.take
+        self._move = move
+        self._epoch = start.epoch
+        self._offset = start.offset
+        self._global_batch_size = partition.global_batch_size
+        self._size = partition.size
+        self._pid = os.getpid()
+        self._closed = False
+        self._exhausted = False
+
+    @property
+    def live(self) -> bool:
+        """Whether batches, or the end of the epoch, may still come."""
+        return not self._closed and self._pid == os.getpid()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._closed:
+            if self._exhausted:
+                raise StopIteration
+            raise NotOpenError("this iterator was closed before the end of the epoch: call iter(loader) to go on")
+        try:
+            batch = self._move(self._take())
+        except EndOfEpoch:
+            return self._end()
+        except BaseException:
+            self.close()
+            raise
+        self._offset = min(self._offset + self._global_batch_size, self._size)
+        self._delivered(Position(self._epoch, self._offset))
+        return batch
+
+    def _end(self) -> Any:
+        if self._closed:
+            raise NotOpenError("this iterator was closed by another thread while it waited for a batch")
+        self._exhausted = True
+        self._delivered(Position(self._epoch + 1, 0))
+        self.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the threads and processes, waiting less than a second for them; safe to call again."""
+        if not self._closed:
+            self._closed = True
+            self._feed.stop()
+            self._feed.join(CLOSE_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Without waiting: the collector runs this in any thread, perhaps in one of the feed's own.
+        feed = getattr(self, "_feed", None)
+        if feed is not None:
+            feed.stop()
+
+
+class Opened:
+    """An open reader, closed when the loader and the last thread that may read are done with it."""
+
+    source: BatchSource
+    partition: Partition
+
+    def __init__(self, reader: DatasetSyncReaderAbstract) -> None:
+        self.reader = reader
+        self.feeds: Feeds = Feeds()
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def retain(self) -> None:
+        """Keep the reader open until one more ``release``."""
+        with self._lock:
+            self._users += 1
+
+    def release(self) -> None:
+        """Give up the reader."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.reader.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the feeds that were stopped."""
+        self.feeds.join(timeout_s)
+
+
+class Feeds:
+    """Feeds whose threads may still run; the rest is forgotten."""
+
+    def __init__(self) -> None:
+        self._feeds: list[Feed] = []
+
+    def append(self, feed: Feed) -> None:
+        self._feeds = [old for old in self._feeds if not old.join(0)]
+        self._feeds.append(feed)
+
+    def join(self, timeout_s: float) -> None:
+        for feed in self._feeds:
+            feed.stop()
+        for feed in self._feeds:
+            feed.join(timeout_s / len(self._feeds))

@@ -1,0 +1,494 @@
+"""The loader: arguments, opening, the life of an iterator, and the position that a state holds."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from guideloom._base.checks import as_int
+from guideloom._base.errors import ArgumentError, InUseError, NotOpenError
+from guideloom._base.protocols import (
+    DatasetAbstract,
+    DocumentStorageAbstract,
+    StatefulDataLoaderStateDict,
+    StreamStorageAbstract,
+)
+from guideloom._dataset.documents import DocumentDataset
+from guideloom._dataset.source import source_of
+from guideloom._dataset.windows import StreamDataset
+from guideloom._loader import bridge
+from guideloom._loader.bridge import Mover
+from guideloom._loader.feeds import FeedOptions, make_feed
+from guideloom._loader.iterator import CLOSE_TIMEOUT_S, LoaderIterator, Opened
+from guideloom._loader.state import (
+    Fixed,
+    Position,
+    check_match,
+    check_offset,
+    check_override,
+    check_schema,
+    make_state,
+)
+from guideloom._loader.work import Schedule
+from guideloom._plan.order import make_order
+from guideloom._plan.partition import Partition
+
+LOGGER = logging.getLogger("guideloom")
+
+# Ranks that were given no seed must still agree on one.
+_SEED_OF_NONE = 0
+
+
+class StatefulDataLoader:
+    """Batches of a data set for one rank of a training run, resumable at any batch.
+
+    Parameters
+    ----------
+    dataset : DatasetAbstract
+        A ``StreamDataset``, a ``DocumentDataset``, or your own.
+    collate_fn : callable or None
+        Gets the list of this rank's samples, gives the batch. None (numeric data sets of GuideLoom): a contiguous
+        tensor per field, ``[B, T]``, with no Python per sample.
+    device : torch.device or str, optional
+        Where the tensors of a batch go; by default the current CUDA device, else the CPU.
+    local_batch_size : int, default 1
+        Samples of this rank in a batch, B.
+    rank, world_size : int, default 0 and 1
+        This rank, and the number of ranks.
+    num_workers : int, default 0
+        Reading threads, or processes. Threads are used while that is faster than one thread alone; batches never
+        depend on it.
+    parallel_method : {"thread", "process"}
+        Where samples are read, unpacked and, with processes, collated.
+    shuffle : bool, default False
+        Whether each epoch has another order.
+    shuffle_seed : int or None
+        The order of epoch ``e`` depends on it and on ``e`` alone. None is a fixed seed, so that ranks agree.
+    pin_memory : bool, default False
+        Whether batches wait in pinned memory; needs a CUDA device.
+    drop_last : bool, default True
+        Whether a last global batch that is not full is left out. If not, every rank still takes the same number of
+        steps.
+    prefetch : int, default 0
+        Batches made ahead, by a thread of their own. 0: no look-ahead; workers read parts of the present batch.
+
+    Raises
+    ------
+    ArgumentError
+        A ValueError: an argument is out of range, or ``pin_memory`` without a CUDA device.
+
+    Warns
+    -----
+    UserWarning
+        ``prefetch * local_batch_size < num_workers``; a CUDA device without ``pin_memory``. On rank 0 only.
+
+    Notes
+    -----
+    Use it as a context manager. One iterator is live at a time, and runs to the end of the epoch; the next one is the
+    next epoch. An iterator is no longer live when it is exhausted, failed, closed, or dropped. The state counts the
+    batches that were delivered: whatever was read ahead belongs to the future.
+
+    An error in a thread or process is raised as itself at the batch it belongs to, after the batches before it; it ends
+    the iterator, and the position stays behind the last batch delivered.
+
+    ``close`` waits for running reads, less than a second; a read that takes longer ends later, in its own thread, and
+    the data set is closed after it. After ``fork`` an iterator of the parent is of no use: call ``iter`` again.
+    """
+
+    def __init__(
+        self,
+        dataset: DatasetAbstract,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        *,
+        device: Any = None,
+        local_batch_size: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 0,
+        parallel_method: Literal["thread", "process"] = "thread",
+        shuffle: bool = False,
+        shuffle_seed: int | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = True,
+        prefetch: int = 0,
+    ) -> None:
+        if not callable(getattr(dataset, "sync_reader", None)):
+            raise ArgumentError(
+                "dataset must be a StreamDataset, a DocumentDataset or your own DatasetAbstract, "
+                f"found {type(dataset).__name__}: for a storage use StatefulDataLoader.from_storage"
+            )
+        if collate_fn is not None and not callable(collate_fn):
+            raise ArgumentError(f"collate_fn must be callable or None, found {type(collate_fn).__name__}")
+        if parallel_method not in ("thread", "process"):
+            raise ArgumentError(f"parallel_method must be 'thread' or 'process', found {parallel_method!r}")
+        self._dataset = dataset
+        self._collate_fn = collate_fn
+        self._local_batch_size = _at_least("local_batch_size", local_batch_size, 1)
+        self._world_size = _at_least("world_size", world_size, 1)
+        self._rank = _at_least("rank", rank, 0)
+        if self._rank >= self._world_size:
+            raise ArgumentError(f"rank must be in [0, {self._world_size}), the ranks of this world_size, found {rank}")
+        self._num_workers = _at_least("num_workers", num_workers, 0)
+        self._prefetch = _at_least("prefetch", prefetch, 0)
+        self._parallel_method = parallel_method
+        self._shuffle = bool(shuffle)
+        self._shuffle_seed = None if shuffle_seed is None else as_int(shuffle_seed, "shuffle_seed")
+        self._drop_last = bool(drop_last)
+        self._device = bridge.as_device(device)
+        self._pin_memory = bool(pin_memory)
+        if self._pin_memory and self._device.type != "cuda":
+            raise ArgumentError(
+                f"pin_memory=True needs a CUDA device, the batches go to {self._device}: "
+                "pass pin_memory=False, or device='cuda'"
+            )
+        self._options = FeedOptions(
+            dataset,
+            collate_fn,
+            self._device,
+            self._num_workers,
+            parallel_method,
+            self._pin_memory,
+            self._prefetch,
+        )
+        self._warn()
+        self._position = Position()
+        self._opened: Opened | None = None
+        self._fixed = Fixed(self._shuffle, self._shuffle_seed, self._drop_last)
+        self._loaded: tuple[dict[str, Any], frozenset[str]] | None = None
+        self._iterator: weakref.ref[LoaderIterator] | None = None
+
+    @classmethod
+    def from_storage(
+        cls,
+        storage: Any,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        *,
+        sequence_length: int | None = None,
+        overlap: int = 0,
+        dtype: Any = None,
+        device: Any = None,
+        local_batch_size: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        num_workers: int = 0,
+        parallel_method: Literal["thread", "process"] = "thread",
+        shuffle: bool = False,
+        shuffle_seed: int | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = True,
+        prefetch: int = 0,
+    ) -> Self:
+        """Return a loader over the windows of a stream, or over documents.
+
+        Parameters
+        ----------
+        storage : StreamStorageAbstract or DocumentStorageAbstract
+        collate_fn
+            As for the class, like all that is not named here.
+        sequence_length : int
+            Streams need it, documents have none.
+        overlap, dtype
+            As for ``StreamDataset``; streams only.
+
+        Raises
+        ------
+        ArgumentError
+            A ValueError: a stream without ``sequence_length``.
+        TypeError
+            Documents with ``sequence_length``, ``overlap`` or ``dtype``, or no storage at all.
+        """
+        dataset: DatasetAbstract
+        if isinstance(storage, DocumentStorageAbstract):
+            if sequence_length is not None or overlap != 0 or dtype is not None:
+                raise TypeError(
+                    "documents are read whole: sequence_length, overlap and dtype are for streams, leave them out"
+                )
+            dataset = DocumentDataset(storage)
+        elif isinstance(storage, StreamStorageAbstract):
+            if sequence_length is None:
+                raise ArgumentError("a stream is read in windows: pass sequence_length, their number of elements")
+            dataset = StreamDataset(storage, sequence_length, overlap=overlap, dtype=dtype)
+        else:
+            raise TypeError(
+                "storage must be a StreamStorage, StreamWithMetaStorage or DocumentStorage, "
+                f"found {type(storage).__name__}: a data set goes to StatefulDataLoader(dataset, ...)"
+            )
+        return cls(
+            dataset,
+            collate_fn,
+            device=device,
+            local_batch_size=local_batch_size,
+            rank=rank,
+            world_size=world_size,
+            num_workers=num_workers,
+            parallel_method=parallel_method,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            prefetch=prefetch,
+        )
+
+    @staticmethod
+    def get_default_device() -> Any:
+        """Return the ``torch.device`` that batches go to by default: the current CUDA device, else the CPU."""
+        return bridge.default_device()
+
+    # --- opening ---
+
+    def open(self) -> None:
+        """Open the data set.
+
+        Raises
+        ------
+        InUseError
+            A RuntimeError: the loader is open.
+        ArgumentError
+            A ValueError: the data set is smaller than one global batch; or ``collate_fn=None`` for a data set that has
+            no numeric batches.
+        StateError
+            A ValueError: a state that was loaded before does not belong here.
+        """
+        if self._opened is not None:
+            raise InUseError("the loader is open already: close() it first, or use it in one `with` only")
+        reader = self._dataset.sync_reader()
+        reader.open()
+        opened = Opened(reader)
+        try:
+            self._open_checked(opened)
+        except BaseException:
+            opened.release()
+            raise
+
+    def _open_checked(self, opened: Opened) -> None:
+        source = source_of(opened.reader)
+        partition = Partition(source.size, self._local_batch_size, self._rank, self._world_size, self._drop_last)
+        partition.require_full_batch()
+        if self._collate_fn is None and not source.has_arrays:
+            raise ArgumentError(
+                f"collate_fn=None needs a data set with numeric batches (a stream of numeric fields, say), "
+                f"{type(self._dataset).__name__} has none: pass a collate_fn"
+            )
+        fixed = Fixed(
+            self._shuffle,
+            self._shuffle_seed,
+            self._drop_last,
+            make_order(source.size, self._shuffle, self._seed, 0).name,
+            source.identity,
+            source.size,
+            source.view,
+        )
+        if self._loaded is not None:
+            self._adopt(*self._loaded, fixed)
+        else:
+            # Also the position of an earlier `with` must exist in the data set as it is now.
+            check_offset(self._position, source.size)
+        self._loaded = None
+        opened.source = source
+        opened.partition = partition
+        self._fixed = fixed
+        self._opened = opened
+
+    def close(self) -> None:
+        """End the live iterator, and close the data set; safe to call again. The position stays."""
+        opened, self._opened = self._opened, None
+        iterator = self._live()
+        if iterator is not None:
+            iterator.close()
+        if opened is not None:
+            # Of iterators that were dropped, threads may still be about to end.
+            opened.join(CLOSE_TIMEOUT_S)
+            opened.release()
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- numbers ---
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch; the same for every rank."""
+        return self._require_open().partition.num_batches()
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of all ranks in a full batch."""
+        return self._local_batch_size * self._world_size
+
+    @property
+    def dataset_size(self) -> int:
+        """Samples of the data set."""
+        return self._require_open().source.size
+
+    @property
+    def device(self) -> Any:
+        """The ``torch.device`` that batches go to."""
+        return self._device
+
+    @property
+    def dataset(self) -> DatasetAbstract:
+        """The data set."""
+        return self._dataset
+
+    def __repr__(self) -> str:
+        ends = "" if self._drop_last else ", drop_last=False"
+        order = f"shuffle_seed={self._shuffle_seed}" if self._shuffle else "shuffle=False"
+        return (
+            f"<StatefulDataLoader of {type(self._dataset).__name__}, {'open' if self._opened else 'closed'}: "
+            f"epoch {self._position.epoch}, sample {self._position.offset}; local_batch_size={self._local_batch_size}, "
+            f"rank={self._rank}, world_size={self._world_size}, {order}, num_workers={self._num_workers} "
+            f"({self._parallel_method}), prefetch={self._prefetch}, device={str(self._device)!r}{ends}>"
+        )
+
+    # --- iterating ---
+
+    def __iter__(self) -> LoaderIterator:
+        """Start the rest of the present epoch.
+
+        Raises
+        ------
+        InUseError
+            A RuntimeError: an iterator is live.
+        NotOpenError
+            A RuntimeError: the loader is not open.
+        """
+        opened = self._require_open()
+        if self._live() is not None:
+            raise InUseError(
+                "this loader has a live iterator: run it to its end, close() it, or drop it before you call iter again"
+            )
+        order = make_order(opened.source.size, self._shuffle, self._seed, self._position.epoch)
+        schedule = Schedule(opened.source, order, opened.partition, self._position.offset)
+        iterator = LoaderIterator(
+            self._delivered,
+            make_feed(self._options, opened, schedule),
+            Mover(self._device),
+            opened.partition,
+            self._position,
+        )
+        self._iterator = weakref.ref(iterator)
+        return iterator
+
+    def _delivered(self, position: Position) -> None:
+        self._position = position
+
+    def _live(self) -> LoaderIterator | None:
+        iterator = None if self._iterator is None else self._iterator()
+        return iterator if iterator is not None and iterator.live else None
+
+    # --- state ---
+
+    def state_dict(self) -> StatefulDataLoaderStateDict:
+        """Return the position, and what it depends on, as plain integers, booleans and strings.
+
+        It counts the batches that were delivered, over all ranks, and is the same on every rank. It costs about a
+        microsecond: it asks no thread. Before the first ``open`` it holds the published five entries only, or, after a
+        load, what was loaded.
+        """
+        if self._loaded is not None:
+            return dict(self._loaded[0])  # type: ignore[return-value]
+        return make_state(self._fixed, self._position)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, override: Collection[str] = ()) -> None:
+        """Continue with the batch after the last one that the state counts.
+
+        Batch size, ranks, workers, prefetch and backend may differ; data set, view and order may not.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            As ``state_dict`` gave it, or one of the published package, which says less and is checked less.
+        override : collection of str
+            Names that may differ nevertheless, e.g. ``{"identity"}``: the position is then taken as it is, as a number
+            of samples of this loader's data set. "identity" and the names of the view include "dataset_size".
+
+        Raises
+        ------
+        InUseError
+            A RuntimeError: an iterator is live.
+        StateSchemaError
+            A ValueError: missing, unknown or ill-typed entries, a newer version, or a position behind the epoch's end.
+        StateMismatchError
+            A ValueError: another data set, view or order; it names the entry and both values.
+
+        Notes
+        -----
+        Before ``open`` the parts that concern the data set are checked at ``open``. A state from the end of an epoch,
+        before its ``StopIteration``, continues with the empty rest of that epoch.
+        """
+        if self._live() is not None:
+            raise InUseError(
+                "a state cannot be loaded while an iterator is live: run it to its end, or close() it, first"
+            )
+        position = check_schema(state_dict)
+        names = check_override(override, self._fixed)
+        state = dict(state_dict)
+        if self._opened is None:
+            check_match(state, Fixed(self._shuffle, self._shuffle_seed, self._drop_last), names)
+            self._position = position
+            self._loaded = (state, names)
+        else:
+            self._adopt(state, names, self._fixed)
+
+    def _adopt(self, state: dict[str, Any], override: frozenset[str], fixed: Fixed) -> None:
+        position = check_schema(state)
+        check_match(state, fixed, override)
+        check_offset(position, fixed.dataset_size or 0)
+        self._position = position
+        LOGGER.info(
+            "loaded a state: epoch %d, sample %d of %s, rank %d of %d",
+            position.epoch,
+            position.offset,
+            fixed.dataset_size,
+            self._rank,
+            self._world_size,
+        )
+
+    # --- helpers ---
+
+    @property
+    def _seed(self) -> int:
+        return _SEED_OF_NONE if self._shuffle_seed is None else self._shuffle_seed
+
+    def _require_open(self) -> Opened:
+        if self._opened is None:
+            raise NotOpenError("the loader is not open: use `with loader:`, or call open() first")
+        return self._opened
+
+    def _warn(self) -> None:
+        if self._rank:
+            return
+        # Attributed to the caller of the constructor, or of from_storage.
+        if self._prefetch * self._local_batch_size < self._num_workers:
+            warnings.warn(
+                f"prefetch * local_batch_size is {self._prefetch * self._local_batch_size}, less than num_workers, "
+                f"{self._num_workers}: some workers have nothing to do; raise prefetch or use fewer workers",
+                UserWarning,
+                stacklevel=3,
+            )
+        if self._device.type == "cuda" and not self._pin_memory:
+            warnings.warn(
+                f"batches are copied to {self._device} from pageable memory, which stops the caller for each copy: "
+                "pass pin_memory=True",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+def _at_least(name: str, value: int, least: int) -> int:
+    number = as_int(value, name)
+    if number < least:
+        raise ArgumentError(f"{name} must be at least {least}, found {number}")
+    return number

@@ -1,0 +1,156 @@
+"""The bounded queue between the thread that makes batches and the caller, and the way our threads sleep and wake.
+
+Waking a thread that wants the interpreter lock costs both sides more than a small batch does, so neither side is woken
+for each batch: a producer when half of the room is free, a waiting caller when half of the batches are there, or
+after a millisecond whatever there is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from guideloom._loader.work import EndOfEpoch
+
+# How long a waiting caller may be kept waiting for a second batch when the first one is there.
+_HOLD_S = 0.001
+
+
+class Sleeper:
+    """A place for one thread to sleep.
+
+    A wake that comes before the sleep is kept, so none is lost; a wake without a reason is possible. ``wake`` takes
+    no lock and may therefore be called from a finaliser that interrupted the sleeping thread itself.
+    """
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def sleep(self, timeout_s: float = -1) -> bool:
+        """Wait for a wake; False after ``timeout_s``."""
+        return self._lock.acquire(timeout=timeout_s)
+
+    def wake(self) -> None:
+        """End the present sleep, or the next one."""
+        with suppress(RuntimeError):  # A wake is there already.
+            self._lock.release()
+
+
+class Failure:
+    """An error in the place of a batch."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Outbox:
+    """Finished batches, in order.
+
+    Parameters
+    ----------
+    window : int
+        Batches that may be under way or ready beyond those the caller took, at least 1.
+    total : int
+        Number of batches.
+    on_room : callable
+        Called by the caller's thread, with ``mutex`` held, when ``starved`` is set and there is room again.
+
+    Attributes
+    ----------
+    mutex : lock
+        Guards all attributes, and what a feed puts under it.
+    taken : int
+        Batches that the caller took.
+    begun : int
+        Batches that were begun; kept by the feed.
+    starved : bool
+        Set by the feed when it finds ``begun == limit``.
+    stopped : bool
+    """
+
+    def __init__(self, window: int, total: int, on_room: Callable[[], None]) -> None:
+        self.mutex = threading.Lock()
+        self.taken = 0
+        self.begun = 0
+        self.starved = False
+        self.stopped = False
+        self._window = window
+        self._total = total
+        self._half = max(1, window // 2)
+        self._on_room = on_room
+        self._ready: deque[Any] = deque()
+        self._put = 0
+        self._waiting = False
+        self._hold = False
+        self._caller = Sleeper()
+
+    @property
+    def limit(self) -> int:
+        """Batches with smaller numbers may be begun."""
+        return min(self.taken + self._window, self._total)
+
+    def put(self, item: Any) -> None:
+        """Add the next batch, or a :class:`Failure`, after which nothing may follow."""
+        wake = False
+        with self.mutex:
+            self._ready.append(item)
+            self._put += 1
+            if self._waiting:
+                last = self._put == self._total or type(item) is Failure
+                if not self._hold or last or len(self._ready) >= self._half:
+                    self._waiting = False
+                    wake = True
+        if wake:
+            self._caller.wake()
+
+    def take(self) -> Any:
+        """Return the next batch, waiting for it; an error of a batch is raised in its place.
+
+        Raises
+        ------
+        EndOfEpoch
+            After the last batch, or when the outbox was stopped.
+        """
+        # The first batch is worth a wake of its own.
+        hold = self.taken > 0
+        item: Any = None
+        while True:
+            with self.mutex:
+                if self._ready:
+                    item = self._ready.popleft()
+                    self.taken += 1
+                    if self.starved and self.taken + self._window - self.begun >= self._half:
+                        self.starved = False
+                        self._on_room()
+                    break
+                if self.stopped or self.taken >= self._total:
+                    raise EndOfEpoch
+                self._waiting = True
+                self._hold = hold
+            if not self._caller.sleep(_HOLD_S if hold else -1):
+                hold = False
+        if type(item) is Failure:
+            raise_failure(item)
+        return item
+
+    def stop(self) -> None:
+        """Wake the caller; safe in a finaliser."""
+        self.stopped = True
+        self._caller.wake()
+
+
+def raise_failure(failure: Failure) -> None:
+    """Raise the error of a batch in the caller's thread."""
+    error = failure.error
+    if isinstance(error, (StopIteration, EndOfEpoch)):
+        # Passed on as itself it would end the caller's loop as if the epoch were over.
+        raise RuntimeError(f"{type(error).__name__} was raised while a batch was made") from error
+    raise error

@@ -1,0 +1,351 @@
+"""Batches made by threads: some read, one makes batches of what was read, the caller takes them.
+
+While reading is not shared (see ``sharing``), the batch thread reads too, and the reading threads sleep. While it is,
+a *task* is a part of a batch to read: all of it, unless there are more reading threads than batches ahead. Tasks are
+claimed in order by whoever is free.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from guideloom._loader.outbox import Failure, Outbox, Sleeper, raise_failure
+from guideloom._loader.sharing import Sharing
+from guideloom._loader.work import EndOfEpoch, Schedule, Work
+
+_EXIT_TIMEOUT_S = 1.0
+
+
+_FEEDS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def register(feed: Any) -> None:
+    """Have ``feed`` stopped and joined when the interpreter exits."""
+    _FEEDS.add(feed)
+
+
+@atexit.register
+def _stop_all() -> None:
+    feeds = list(_FEEDS)
+    for feed in feeds:
+        feed.stop()
+    deadline = perf_counter() + _EXIT_TIMEOUT_S
+    for feed in feeds:
+        feed.join(max(0.0, deadline - perf_counter()))
+
+
+class _Slot:
+    """What was read of one batch so far."""
+
+    __slots__ = ("missing", "parts")
+
+    def __init__(self, num_parts: int) -> None:
+        self.parts: list[Any] = [None] * num_parts
+        self.missing = num_parts
+
+
+class ThreadFeed:
+    """Batches made by threads of this process.
+
+    Parameters
+    ----------
+    schedule : Schedule
+    work : Work
+    num_workers : int
+        Reading threads.
+    prefetch : int
+        Batches made ahead by a thread of their own; 0: nothing is read ahead, the caller makes each batch with the
+        help of the reading threads.
+    enter_thread : callable
+        Called first in the batch thread.
+    on_ended : callable
+        Called once, by the last thread to end: from then on nothing reads any more.
+
+    Notes
+    -----
+    Threads refer to this object, and it refers to neither the iterator nor the loader: an iterator that is dropped
+    is collected, and stops them. They are daemon threads only so that the interpreter begins to exit without them;
+    ``atexit`` then stops and joins them before it is gone.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        work: Work,
+        num_workers: int,
+        prefetch: int,
+        enter_thread: Callable[[], None],
+        on_ended: Callable[[], None],
+    ) -> None:
+        self._schedule = schedule
+        self._work = work
+        self._total = schedule.num_batches
+        self._on_demand = prefetch == 0
+        self._demanded = 0
+        self._outbox = Outbox(max(1, prefetch), self._total, self._on_room)
+        self._mutex = self._outbox.mutex
+        rows = schedule.batch_size
+        self._part_rows = min(rows, -(-rows * max(1, prefetch) // max(1, num_workers))) if work.splits else rows
+        self._num_parts = -(-rows // self._part_rows)
+        # A single reading thread could only take turns with the caller, which would wait for it.
+        self._sharing = Sharing(num_workers > 0 and (prefetch > 0 or self._num_parts > 1), max(1, prefetch))
+        self._cursor = 0
+        self._slots: dict[int, _Slot] = {}
+        self._head = 0
+        self._batcher = Sleeper()
+        self._batcher_waits = False
+        self._readers = [Sleeper() for _ in range(num_workers)]
+        self._idle: list[Sleeper] = []
+        self._stopped = False
+        self._on_ended = on_ended
+        self._pid = os.getpid()
+        targets: list[Callable[[], None]] = [_Reading(self, sleeper) for sleeper in self._readers]
+        if not self._on_demand:
+            targets.append(_Batching(self, enter_thread))
+        self._alive = len(targets)
+        self._threads: list[threading.Thread] = []
+        register(self)
+        try:
+            for target in targets:
+                name = f"guideloom-{type(target).__name__.strip('_').lower()}"
+                thread = threading.Thread(target=target, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.stop()
+            for _ in range(len(targets) - len(self._threads)):
+                self.ended()
+            raise
+
+    # --- the caller's side ---
+
+    def take(self) -> Any:
+        """See :class:`Feed`."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "this iterator was made before the process forked, its threads stayed behind: call iter(loader) again"
+            )
+        if not self._on_demand:
+            return self._outbox.take()
+        number = self._demanded
+        if self._stopped or number >= self._total:
+            raise EndOfEpoch
+        self._demanded = number + 1
+        item = self._make(number)
+        if self._stopped:
+            raise EndOfEpoch
+        if type(item) is Failure:
+            raise_failure(item)
+        return item
+
+    def stop(self) -> None:
+        """See :class:`Feed`."""
+        # Takes no lock: a finaliser may run this in a thread that holds one.
+        self._stopped = True
+        self._outbox.stop()
+        self._batcher.wake()
+        for sleeper in self._readers:
+            sleeper.wake()
+
+    def join(self, timeout_s: float) -> bool:
+        """See :class:`Feed`."""
+        deadline = perf_counter() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - perf_counter()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    # --- with the mutex held ---
+
+    def _limit(self) -> int:
+        return self._demanded if self._on_demand else self._outbox.limit
+
+    def _on_room(self) -> None:
+        if self._sharing.shared:
+            self._wake_reader()
+        else:
+            self._wake_batcher()
+
+    def _wake_batcher(self) -> None:
+        if self._batcher_waits:
+            self._batcher_waits = False
+            self._batcher.wake()
+
+    def _wake_reader(self) -> None:
+        if self._idle:
+            self._idle.pop().wake()
+
+    def _claim(self, limit: int) -> tuple[int, int] | None:
+        """Return the next task as (batch, part), or None when nothing may be read at present."""
+        number, part = divmod(self._cursor, self._num_parts)
+        if number >= limit:
+            self._outbox.starved = True
+            return None
+        self._cursor += 1
+        if part == 0:
+            self._outbox.begun += 1
+        # One wakes one: as many as there is work for.
+        if self._cursor < limit * self._num_parts:
+            self._wake_reader()
+        return number, part
+
+    # --- reading ---
+
+    def _read(self, task: tuple[int, int]) -> None:
+        number, part = task
+        try:
+            prepared, lo, hi = self._schedule.rows(number)
+            first = min(hi, lo + part * self._part_rows)
+            value = self._work.read(prepared, first, min(hi, first + self._part_rows))
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is raised at this batch
+            value = Failure(error)
+        with self._mutex:
+            slot = self._slots.get(number)
+            if slot is None:
+                slot = self._slots[number] = _Slot(self._num_parts)
+            slot.parts[part] = value
+            slot.missing -= 1
+            if slot.missing == 0 and number == self._head:
+                self._wake_batcher()
+
+    def read_until_stopped(self, sleeper: Sleeper) -> None:
+        """Body of a reading thread."""
+        while not self._stopped:
+            with self._mutex:
+                if self._cursor >= self._total * self._num_parts:
+                    return
+                task = self._claim(self._limit()) if self._sharing.shared else None
+                if task is None:
+                    self._idle.append(sleeper)
+            if task is None:
+                sleeper.sleep()
+            else:
+                self._read(task)
+
+    # --- making batches ---
+
+    def _make(self, number: int) -> Any:
+        """Return batch ``number``, or a Failure, also when stopped. For one thread."""
+        sharing = self._sharing
+        begun_at = perf_counter()
+        while True:
+            if self._stopped:
+                return Failure(EndOfEpoch())
+            parts, task, alone, room = None, None, False, True
+            with self._mutex:
+                limit = self._limit()
+                slot = self._slots.get(number)
+                if slot is not None and slot.missing == 0:
+                    del self._slots[number]
+                    parts = slot.parts
+                elif number >= limit:
+                    self._outbox.starved = self._batcher_waits = True
+                    room = False
+                elif not sharing.shared and self._cursor == number * self._num_parts:
+                    self._cursor += self._num_parts
+                    self._outbox.begun += 1
+                    alone = True
+                else:
+                    if self._on_demand:
+                        task = self._claim(limit)
+                    elif self._cursor < limit * self._num_parts:
+                        self._wake_reader()
+                    self._batcher_waits = task is None
+                if parts is not None or alone:
+                    self._head = number + 1
+            if alone:
+                parts = [self._read_whole(number)]
+            if parts is not None:
+                break
+            if task is not None:
+                self._read(task)
+            elif room:
+                self._batcher.sleep()
+            else:
+                slept_at = perf_counter()
+                self._batcher.sleep()
+                begun_at += perf_counter() - slept_at
+        item = self._finished(parts)
+        if sharing.possible:
+            sharing.note(not alone, perf_counter() - begun_at)
+        return item
+
+    def _read_whole(self, number: int) -> Any:
+        try:
+            return self._work.read(*self._schedule.rows(number))
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is raised at this batch
+            return Failure(error)
+
+    def _finished(self, parts: list[Any]) -> Any:
+        for part in parts:
+            if type(part) is Failure:
+                return part
+        try:
+            return self._work.finish(parts)
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is raised at this batch
+            return Failure(error)
+
+    def make_until_stopped(self) -> None:
+        """Body of the batch thread."""
+        for number in range(self._total):
+            item = self._make(number)
+            if self._stopped:
+                return
+            self._outbox.put(item)
+            if type(item) is Failure:
+                # Nothing that was read ahead is of use any more.
+                self.stop_reading()
+                return
+            del item
+
+    def stop_reading(self) -> None:
+        """End the reading threads; what is in the outbox stays."""
+        self._stopped = True
+        for sleeper in self._readers:
+            sleeper.wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Give the caller an error in place of the next batch."""
+        self._outbox.put(Failure(error))
+        self.stop_reading()
+
+    def ended(self) -> None:
+        """Count a thread that ends."""
+        with self._mutex:
+            self._alive -= 1
+            last = self._alive == 0
+        if last:
+            self._slots.clear()
+            self._on_ended()
+
+
+class _Reading:
+    def __init__(self, feed: ThreadFeed, sleeper: Sleeper) -> None:
+        self._feed = feed
+        self._sleeper = sleeper
+
+    def __call__(self) -> None:
+        try:
+            self._feed.read_until_stopped(self._sleeper)
+        finally:
+            self._feed.ended()
+
+
+class _Batching:
+    def __init__(self, feed: ThreadFeed, enter_thread: Callable[[], None]) -> None:
+        self._feed = feed
+        self._enter_thread = enter_thread
+
+    def __call__(self) -> None:
+        try:
+            self._enter_thread()
+            self._feed.make_until_stopped()
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is raised at the next batch
+            self._feed.fail(error)
+        finally:
+            self._feed.ended()
