@@ -9,12 +9,9 @@ import numpy as np
 
 from guideloom._base.checks import describe_dtype
 from guideloom._base.errors import WrongKindError
+from guideloom._format.naming import formats_agree
 from guideloom._storage.catalog import Kind
 from guideloom._storage.names import STORAGE_CLASS
-
-BUILT_IN_DOCUMENT_FORMATS = frozenset(
-    ("DocumentPickleFormat", "DocumentJsonFormat", "DocumentMsgpackFormat", "DocumentNumpyFormat")
-)
 
 _WORDS: dict[Kind, str] = {
     "stream": "a stream",
@@ -62,9 +59,9 @@ def check_agrees(
             f"but this data set holds {describe_dtype(dtype)}: give the format that dtype",
             path=folder or None,
         )
-    if kind == "document" and asked_format in BUILT_IN_DOCUMENT_FORMATS:
+    if kind == "document":
         for name in sorted(set(formats)):
-            if name in BUILT_IN_DOCUMENT_FORMATS and name != asked_format:
+            if not formats_agree(name, asked_format):
                 raise WrongKindError(
                     f"asked for {asked_format}, but this data set was written with {name}: use {name}",
                     path=folder or None,

@@ -25,6 +25,7 @@ from guideloom._base.errors import (
 )
 from guideloom._base.fingerprint import canonical_json
 from guideloom._base.protocols import WriteMode
+from guideloom._format.naming import format_name
 from guideloom._storage import disk
 from guideloom._storage.agree import check_agrees
 from guideloom._storage.catalog import Kind
@@ -87,7 +88,7 @@ class WriterSession(Generic[PartT]):
         self._folder = os.fspath(directory)
         self._mode = mode
         self._metadata = _checked_metadata(metadata)
-        self._format_name = type(storage_format).__name__
+        self._format_name = format_name(storage_format)
         self._dtype = dtype
         self._is_open = False
         self._pid = 0
