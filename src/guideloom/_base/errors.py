@@ -28,7 +28,8 @@ Each is also the fitting builtin, so that ``except IndexError`` and the like kee
 from __future__ import annotations
 
 import os
-from typing import Any
+from pathlib import PurePath
+from typing import Any, Self
 
 
 class GuideLoomError(Exception):
@@ -58,20 +59,29 @@ class GuideLoomError(Exception):
         shard: int | None = None,
         offset: int | None = None,
     ) -> None:
-        where = [
-            text
-            for value, text in (
-                (path, f"path {str(path)!r}"),
-                (shard, f"shard {shard}"),
-                (offset, f"byte offset {offset}"),
-            )
-            if value is not None
-        ]
         self.message = message
         self.path = None if path is None else str(path)
         self.shard = shard
         self.offset = offset
-        super().__init__(f"{message} [{', '.join(where)}]" if where else message)
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        where = [
+            text
+            for value, text in (
+                (self.path, f"path {self.path!r}"),
+                (self.shard, f"shard {self.shard}"),
+                (self.offset, f"byte offset {self.offset}"),
+            )
+            if value is not None
+        ]
+        return f"{self.message} [{', '.join(where)}]" if where else self.message
+
+    def under(self, directory: PurePath) -> Self:
+        """Say in which folder the path lies, where only the name in it was known; returns the error itself."""
+        self.path = str(directory / (self.path or ""))
+        self.args = (self._text(), *self.args[1:])
+        return self
 
     def __str__(self) -> str:
         # KeyError and OSError subclasses would otherwise print a tuple or a repr.

@@ -80,7 +80,7 @@ class DocumentOperations:
         raise CorruptDataError(
             f"expected offsets of document {local} to rise within [0, {int(self._payload_size[segment])}], found "
             f"{int(pair[0])} and {int(pair[1])}: restore the file, or write the shard anew",
-            path=self.catalog.files[file],
+            path=self.catalog.path_of(file),
             shard=int(self.catalog.shard[segment]),
             offset=local * 8,
         )

@@ -6,12 +6,13 @@ A local folder read by our own backends is listed; anything else is asked for by
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
-from guideloom._base.errors import DamagedRecordError
+from guideloom._base.errors import DamagedRecordError, DataSetError
 from guideloom._base.protocols import (
     IOAsyncReaderAbstract,
     IOReaderAbstract,
@@ -119,7 +120,10 @@ def open_data_set(
         By cause: not there, foreign, another kind or dtype, newer, with holes, or damaged.
     """
     opening = open_catalog(kind, _wanted_dtype(storage_format), format_name(storage_format))
-    catalog = drive(opening, folder_of(directory, backend).answer)
+    try:
+        catalog = replace(drive(opening, folder_of(directory, backend).answer), directory=directory)
+    except DataSetError as error:
+        raise error.under(directory) from error.__cause__
     return catalog, open_file_set(backend, file_table(directory, catalog))
 
 
@@ -140,6 +144,10 @@ async def open_data_set_async(
     opening: Generator[Request, Any, Catalog] = open_catalog(
         kind, _wanted_dtype(storage_format), format_name(storage_format)
     )
-    catalog = await drive_async(opening, AsyncBackendFolder(directory, backend).answer)
+    try:
+        found = await drive_async(opening, AsyncBackendFolder(directory, backend).answer)
+    except DataSetError as error:
+        raise error.under(directory) from error.__cause__
+    catalog = replace(found, directory=directory)
     table = file_table(directory, catalog)
     return catalog, AsyncBackendFiles(table, default_capacity(), backend.async_reader())

@@ -109,7 +109,7 @@ class SpanOperations:
         if whole.size and (whole[0] != 0 or (np.diff(whole) <= 0).any()):
             raise CorruptDataError(
                 "expected the sample of the span table to rise from 0: restore the file, or write the shard anew",
-                path=self.catalog.files[file],
+                path=self.catalog.path_of(file),
                 shard=int(self.catalog.shard[segment]),
                 offset=(rows + 1) * ROW_BYTES,
             )
@@ -253,7 +253,7 @@ class SpanOperations:
         raise CorruptDataError(
             f"the spans around element {element} do not rise, or reach outside the payload file: "
             "restore the file, or write the shard anew",
-            path=self.catalog.files[file],
+            path=self.catalog.path_of(file),
             shard=int(self.catalog.shard[segment]),
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -54,6 +55,8 @@ class Catalog:
         (published 1.x), see ``guideloom._storage.identity``.
     metadata : mapping
         The user's own notes from the commit records, the last one for each key.
+    directory : PurePath
+        The data set's folder; set by whoever opened it.
     """
 
     kind: Kind
@@ -72,6 +75,11 @@ class Catalog:
     table_stride: npt.NDArray[np.int64]
     identity: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    directory: PurePath = PurePath()
+
+    def path_of(self, file: int) -> PurePath:
+        """Path of a file, for messages."""
+        return self.directory / self.files[file]
 
     @cached_property
     def num_shards(self) -> int:
