@@ -59,6 +59,7 @@ def summarise(results: Results, phases_s: dict[str, float]) -> dict[str, Any]:
         "last_loss": last,
         "last_bits_per_byte": last / math.log(2) * num_tokens / text_bytes,
         "loader_share_of_step_time": waited_s / took_s,
+        "loader_share_after_first_batch": (waited_s - steps[0].wait_s) / (took_s - steps[0].step_s),
         "loader_wait_median_s": statistics.median(step.wait_s for step in steps),
         "loader_first_wait_s": steps[0].wait_s,
         "step_median_s": statistics.median(step.step_s for step in steps),
@@ -75,6 +76,7 @@ def table(summary: dict[str, Any]) -> str:
     speed = f"{summary['tokens_per_s']:,.0f} tokens/s"
     bits = f"{summary['last_bits_per_byte']:.2f} bits a byte"
     wait_us, first_ms = summary["loader_wait_median_s"] * 1e6, summary["loader_first_wait_s"] * 1e3
+    after_first = f", {summary['loader_share_after_first_batch']:.3%} after the first batch"
     rows = [
         ("text", f"{summary['text_bytes'] / 1e6:.1f} MB in {summary['documents']:,} files"),
         ("tokens", f"{summary['tokens']:,} in {summary['shards']} shards"),
@@ -85,7 +87,7 @@ def table(summary: dict[str, Any]) -> str:
         ("loss", f"{summary['first_loss']:.3f} -> {summary['last_loss']:.3f} nats a token, {bits}"),
         ("step", f"{summary['step_median_s'] * 1e3:,.0f} ms (median)"),
         ("waited for data", f"{wait_us:,.0f} µs a step (median), {first_ms:,.0f} ms for the first batch"),
-        ("data loader's share", f"{summary['loader_share_of_step_time']:.3%} of the step time"),
+        ("data loader's share", f"{summary['loader_share_of_step_time']:.3%} of the step time{after_first}"),
         *((f"time: {name}", f"{seconds:.1f} s") for name, seconds in summary["phases_s"].items()),
         ("time: all", f"{sum(summary['phases_s'].values()):.1f} s"),
     ]

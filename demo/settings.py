@@ -78,6 +78,7 @@ QUICK = Settings(
     layers=1,
     heads=2,
     warmup_steps=4,
+    threads=1,  # steps this small would only wait for the other thread
 )
 """The same path in seconds, for the tests."""
 

@@ -145,7 +145,7 @@ def train(layout: Layout, run: str) -> None:
     with make_loader(layout.data, settings) as loader:
         done = load_checkpoint(checkpoint, model, optimizer, loader)
         tell(Started(done, num_parameters(model)))
-        waited_s = 0.0
+        waited_s = took_s = 0.0
         sources: list[tuple[str, ...]] = []
         with (
             closing(endless(loader)) as batches,
@@ -163,10 +163,11 @@ def train(layout: Layout, run: str) -> None:
                 value = loss.item()
                 ended = time.perf_counter()
                 waited_s += arrived - began
+                took_s += ended - began
                 sources = batch.sources
                 tell(Step(step, value, digest_of(batch), arrived - began, ended - began))
                 bar.set_postfix_str(
-                    f"loss {value:.3f}, {tokens_per_step / (ended - began):,.0f} tokens/s, "
+                    f"loss {value:.3f}, {tokens_per_step * (step - done) / took_s:,.0f} tokens/s, "
                     f"waited {waited_s * 1e3:.0f} ms for data",
                     refresh=False,
                 )

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from guideloom import StatefulDataLoader, StreamNumpyFormat, StreamStorage
 
@@ -66,7 +66,7 @@ def main(directory: Path | None = None) -> None:
         with make_loader(folder / "data", rank=0, world_size=1) as loader:
             alone = [batch.tolist() for batch in loader]
 
-        mp.spawn(run_rank, args=(2, folder, 4), nprocs=2)  # type: ignore[no-untyped-call]
+        spawn(run_rank, args=(2, folder, 4), nprocs=2)  # type: ignore[no-untyped-call]
         notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
         together = notes["seen"]
         assert together == alone[:4]
