@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -55,6 +56,10 @@ class LoaderIterator(Iterator[Any]):
             batch = self._move(self._take())
         except EndOfEpoch:
             return self._end()
+        except StopIteration as error:
+            # As itself it would end the caller's loop as if the epoch were over.
+            self.close()
+            raise RuntimeError("StopIteration was raised while a batch was made, by collate_fn perhaps") from error
         except BaseException:
             self.close()
             raise
@@ -120,9 +125,9 @@ class Opened:
         if last:
             self.reader.close()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the feeds that were stopped."""
-        self.feeds.join(timeout_s)
+    def join(self, deadline: float) -> None:
+        """Stop all feeds, and wait for them until ``deadline``, a time of ``monotonic``."""
+        self.feeds.join(deadline)
 
 
 class Feeds:
@@ -135,8 +140,8 @@ class Feeds:
         self._feeds = [old for old in self._feeds if not old.join(0)]
         self._feeds.append(feed)
 
-    def join(self, timeout_s: float) -> None:
+    def join(self, deadline: float) -> None:
         for feed in self._feeds:
             feed.stop()
         for feed in self._feeds:
-            feed.join(timeout_s / len(self._feeds))
+            feed.join(max(0.0, deadline - monotonic()))

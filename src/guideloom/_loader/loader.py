@@ -6,6 +6,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -116,7 +117,8 @@ class StatefulDataLoader:
         drop_last: bool = True,
         prefetch: int = 0,
     ) -> None:
-        if not callable(getattr(dataset, "sync_reader", None)):
+        storage = isinstance(dataset, StreamStorageAbstract | DocumentStorageAbstract)
+        if storage or not callable(getattr(dataset, "sync_reader", None)):
             raise ArgumentError(
                 "dataset must be a StreamDataset, a DocumentDataset or your own DatasetAbstract, "
                 f"found {type(dataset).__name__}: for a storage use StatefulDataLoader.from_storage"
@@ -296,13 +298,16 @@ class StatefulDataLoader:
     def close(self) -> None:
         """End the live iterator, and close the data set; safe to call again. The position stays."""
         opened, self._opened = self._opened, None
+        deadline = monotonic() + CLOSE_TIMEOUT_S
         iterator = self._live()
-        if iterator is not None:
-            iterator.close()
-        if opened is not None:
-            # Of iterators that were dropped, threads may still be about to end.
-            opened.join(CLOSE_TIMEOUT_S)
-            opened.release()
+        try:
+            if iterator is not None:
+                iterator.close()
+        finally:
+            if opened is not None:
+                # Of iterators that were dropped, threads may still be about to end.
+                opened.join(deadline)
+                opened.release()
 
     def __enter__(self) -> Self:
         self.open()

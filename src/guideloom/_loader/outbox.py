@@ -138,19 +138,10 @@ class Outbox:
             if not self._caller.sleep(_HOLD_S if hold else -1):
                 hold = False
         if type(item) is Failure:
-            raise_failure(item)
+            raise item.error
         return item
 
     def stop(self) -> None:
         """Wake the caller; safe in a finaliser."""
         self.stopped = True
         self._caller.wake()
-
-
-def raise_failure(failure: Failure) -> None:
-    """Raise the error of a batch in the caller's thread."""
-    error = failure.error
-    if isinstance(error, (StopIteration, EndOfEpoch)):
-        # Passed on as itself it would end the caller's loop as if the epoch were over.
-        raise RuntimeError(f"{type(error).__name__} was raised while a batch was made") from error
-    raise error

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from guideloom._loader.outbox import Failure, Outbox, Sleeper, raise_failure
+from guideloom._loader.outbox import Failure, Outbox, Sleeper
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import EndOfEpoch, Schedule, Work
 
@@ -141,7 +141,7 @@ class ThreadFeed:
         if self._stopped:
             raise EndOfEpoch
         if type(item) is Failure:
-            raise_failure(item)
+            raise item.error
         return item
 
     def stop(self) -> None:

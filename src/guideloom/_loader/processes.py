@@ -126,6 +126,8 @@ class ProcessFeed:
         self._woken, self._waker = multiprocessing.Pipe(duplex=False)
         self._workers: list[_Worker] = []
         job = _Job(dataset, collate_fn, schedule.order)
+        # Compiles, or loads, the kernels of order and plan once here, instead of once in each forked worker.
+        schedule.rows(0)
         try:
             with _interrupts_held():
                 for number in range(min(num_workers, self._total)):

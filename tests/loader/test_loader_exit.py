@@ -1,0 +1,157 @@
+"""Ctrl-C and the end of the interpreter, in this process and in real ones."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from guideloom.errors import InUseError
+from tests.loader.fakes import make_items
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"prefetch": 4},
+    {"num_workers": 3, "prefetch": 4},
+    {"num_workers": 2, "prefetch": 2, "parallel_method": "process"},
+]
+
+
+@pytest.fixture
+def _alarm() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_alarm")
+@pytest.mark.parametrize("way", WAYS[:3], ids=str)
+def test_an_interrupt_at_any_moment_loses_no_batch(way: dict[str, Any]) -> None:
+    """The caller may lose the batch that was on its way to it, and no other."""
+    choose = random.Random(1)
+    with make_items(10**9, **way) as loader:
+        for _ in range(60):
+            position = loader.state_dict()["observation_offset"]
+            last = None
+            iterator = None
+            try:
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.0001, 0.01))
+                iterator = iter(loader)
+                for number, batch in enumerate(iterator, position):
+                    assert batch == [number]
+                    last = number
+            except KeyboardInterrupt:
+                pass
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            delivered = position if last is None else last + 1
+            if iterator is not None:
+                iterator.close()
+            del iterator
+            assert loader.state_dict()["observation_offset"] - delivered in (0, 1)
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("guideloom")] == []
+
+
+def start(way: dict[str, Any], body: str) -> subprocess.Popen[str]:
+    script = textwrap.dedent(
+        """
+        import sys
+        sys.path.insert(0, {root!r})
+        from tests.loader.fakes import make_items
+        if __name__ == "__main__":
+            loader = make_items(10**9, **{way!r})
+            loader.open()
+            iterator = iter(loader)
+        """
+    ).format(root=str(ROOT), way=way)
+    script += textwrap.indent(textwrap.dedent(body), "    ")
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+@pytest.mark.slow
+def test_the_interpreter_ends_with_a_live_iterator_in_a_global() -> None:
+    running = [start(way, "for _ in range(3): next(iterator)\nprint('last', flush=True)") for way in WAYS]
+    for way, process in zip(WAYS, running, strict=True):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "last\n", way
+        # What is left is the exit itself.
+        _, errors = process.communicate(timeout=10)
+        assert (process.returncode, errors) == (0, ""), way
+
+
+@pytest.mark.slow
+def test_an_uncaught_error_in_the_loop_ends_the_interpreter() -> None:
+    running = [start(way, "for batch in iterator: 1 / 0") for way in WAYS]
+    for way, process in zip(WAYS, running, strict=True):
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 1, way
+        assert errors.count("Traceback") == 1, errors
+        assert errors.endswith("ZeroDivisionError: division by zero\n"), errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", range(3))
+def test_ctrl_c_ends_the_interpreter(moment: int) -> None:
+    choose = random.Random(moment)
+    body = "for number, batch in enumerate(iterator):\n    print(number, flush=True)"
+    running = [start(way, body) for way in WAYS]
+    for way, process in zip(WAYS, running, strict=True):
+        assert process.stdout is not None
+        for _ in range(choose.randrange(1, 200)):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode == -signal.SIGINT, (way, errors)
+        assert errors.count("Traceback") == 1, errors
+        assert errors.endswith("KeyboardInterrupt\n"), errors
+
+
+def test_a_forked_child_starts_its_own_iterator() -> None:
+    import multiprocessing
+
+    context = multiprocessing.get_context("fork")
+    for way in ({}, {"prefetch": 2}, {"num_workers": 2, "prefetch": 2}):
+        with make_items(20, **way) as loader:
+            iterator = iter(loader)
+            assert next(iterator) == [0]
+            answers = context.SimpleQueue()
+
+            def child(answers: Any = answers, loader: Any = loader, iterator: Any = iterator, way: Any = way) -> None:
+                said = ""
+                if way:
+                    try:
+                        next(iterator)
+                    except RuntimeError as error:
+                        said = str(error)
+                answers.put((said, list(loader)))
+
+            process = context.Process(target=child)
+            process.start()
+            said, batches = answers.get()
+            process.join(30)
+            assert process.exitcode == 0
+            assert "forked" in said if way else said == ""
+            assert batches == [[i] for i in range(1, 20)]
+            assert next(iterator) == [1]
+            with pytest.raises(InUseError):
+                iter(loader)

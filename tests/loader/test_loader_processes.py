@@ -1,0 +1,206 @@
+"""parallel_method="process": the same batches, errors as themselves, and no process left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from guideloom import StatefulDataLoader
+from guideloom.testing import plain
+from tests.loader import fakes
+from tests.loader.fakes import ItemDataset, RowDataset, make_items, make_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+WAY: dict[str, Any] = {"parallel_method": "process", "num_workers": 2, "prefetch": 4}
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left_behind() -> Iterator[None]:
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("guideloom"):
+            thread.join(10)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_same_batches_in_the_same_order(drop_last: bool) -> None:
+    options = {"local_batch_size": 3, "shuffle": True, "shuffle_seed": 4, "drop_last": drop_last}
+    with make_rows(31, **options) as alone, make_rows(31, **options, **WAY) as processes:
+        assert [plain(list(processes)) for _ in range(2)] == [plain(list(alone)) for _ in range(2)]
+        assert processes.state_dict() == alone.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_every_start_method(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context(method)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: context)
+    with make_rows(12, local_batch_size=3, **WAY) as loader:
+        batches = list(loader)
+    failing = make_items(4, collate_fn=partial(fail_with, RuntimeError("boom")), **WAY)
+    with failing, pytest.raises(RuntimeError, match="boom"):
+        list(failing)
+    assert [batch[:, 0].tolist() for batch in batches] == [[30 * n, 30 * n + 10, 30 * n + 20] for n in range(4)]
+
+
+def fail_with(error: BaseException, samples: list[int]) -> Any:
+    if samples == [3]:
+        raise error
+    return samples
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("three"), OSError(5, "bad disk", "/some/file"), StopIteration("x"), SystemExit(4)], ids=repr
+)
+def test_an_error_arrives_as_itself_at_its_batch(error: BaseException) -> None:
+    wanted = RuntimeError if isinstance(error, StopIteration) else type(error)
+    with make_items(20, collate_fn=partial(fail_with, error), **WAY) as loader:
+        iterator = iter(loader)
+        assert list(islice(iterator, 3)) == [[0], [1], [2]]
+        with pytest.raises(wanted) as caught:
+            next(iterator)
+        if wanted is type(error):
+            assert caught.value.args == error.args
+            assert "in worker process" in caught.value.__notes__[0]
+            assert "fail_with" in caught.value.__notes__[0]
+        assert loader.state_dict()["observation_offset"] == 3
+
+
+@pytest.mark.parametrize("kind", [fakes.Unpicklable, fakes.TwoArguments])
+def test_an_error_that_cannot_be_pickled_is_told(kind: type[Exception]) -> None:
+    def collate(samples: list[int]) -> Any:
+        raise kind("details of it", 7)
+
+    with make_items(20, collate_fn=collate, **WAY) as loader, pytest.raises(RuntimeError) as caught:
+        next(iter(loader))
+    assert f"{kind.__name__}: details of it" in str(caught.value)
+    assert "collate" in caught.value.__notes__[0]
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error() -> None:
+    loader = make_items(20, collate_fn=lambda samples: iter(lambda: 1, 2), **WAY)
+    with loader, pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        next(iter(loader))
+
+
+def test_a_worker_that_is_killed_is_an_error_with_its_exit_code() -> None:
+    def collate(samples: list[int]) -> Any:
+        if samples == [5]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return samples
+
+    with make_items(40, collate_fn=collate, **WAY) as loader:
+        iterator = iter(loader)
+        got = []
+        with pytest.raises(RuntimeError, match=r"exit code -9, killed by signal 9, for lack of memory"):
+            while True:
+                got.append(next(iterator))
+        assert got == [[i] for i in range(len(got))]
+        assert 3 <= len(got) <= 5
+        assert loader.state_dict()["observation_offset"] == len(got)
+
+
+def test_a_data_set_that_does_not_open_in_the_worker() -> None:
+    class Fragile(ItemDataset):
+        def sync_reader(self) -> Any:
+            if os.getpid() != parent:
+                raise FileNotFoundError("gone meanwhile")
+            return super().sync_reader()
+
+    parent = os.getpid()
+    loader = StatefulDataLoader(Fragile(8), list, device="cpu", **WAY)
+    with loader, pytest.raises(FileNotFoundError, match="gone meanwhile"):
+        next(iter(loader))
+
+
+def test_close_while_a_worker_hangs() -> None:
+    def collate(samples: list[int]) -> Any:
+        if samples == [2]:
+            signal.pause()
+        return samples
+
+    with make_items(40, collate_fn=collate, **WAY) as loader:
+        iterator = iter(loader)
+        assert list(islice(iterator, 2)) == [[0], [1]]
+        iterator.close()
+        assert multiprocessing.active_children() == []
+
+
+def test_partial_iterations_leave_no_process() -> None:
+    with make_items(40, **WAY) as loader:
+        for _ in range(10):
+            next(iter(loader))
+    assert loader.state_dict()["observation_offset"] == 10
+
+
+def mixed(samples: list[Any]) -> Any:
+    rows = np.stack(samples)
+    return {
+        "big": torch.full((1000, 100), int(rows[0, 0])),
+        "half": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+        "strided": torch.arange(6).reshape(2, 3).t(),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty((0, 4)),
+        "array": np.arange(50_000),
+        "text": [str(row) for row in rows],
+    }
+
+
+def test_tensors_and_arrays_of_any_kind_cross_whole_and_writable() -> None:
+    with make_rows(4, collate_fn=mixed, **WAY) as loader, make_rows(4, collate_fn=mixed) as alone:
+        for found, expected in zip(loader, alone, strict=True):
+            assert plain({k: v.float() if k == "half" else v for k, v in found.items()}) == plain(
+                {k: v.float() if k == "half" else v for k, v in expected.items()}
+            )
+            assert found["half"].dtype == torch.bfloat16
+            found["big"].add_(1)
+            found["array"][0] = 7
+
+
+def test_numeric_batches() -> None:
+    with StatefulDataLoader(RowDataset(10_000), None, device="cpu", local_batch_size=5000, **WAY) as loader:
+        batches = list(loader)
+    assert [batch["rows"].shape for batch in batches] == [(5000, 2), (5000, 2)]
+    assert batches[1]["rows"][0].tolist() == [50_000, 50_001]
+    batches[0]["rows"].add_(1)
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_parent_is_killed() -> None:
+    script = textwrap.dedent(
+        f"""
+        import multiprocessing, os, signal, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from tests.loader.fakes import make_items
+        loader = make_items(10**6, parallel_method="process", num_workers=3, prefetch=4)
+        loader.open()
+        iterator = iter(loader)
+        next(iterator)
+        print(*[process.pid for process in multiprocessing.active_children()], flush=True)
+        signal.pause()
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(workers) == 3
+        parent.kill()
+        _, alive = psutil.wait_procs(workers, timeout=20)
+        assert [worker for worker in alive if worker.status() != psutil.STATUS_ZOMBIE] == []
