@@ -37,6 +37,8 @@ def test_naive_batches() -> None:
     assert naive_batches(order, 2, drop_last=False) == [[0, 1], [2, 3], [4, 5], [6]]
     assert naive_batches(order, 1, rank=1, world_size=3) == [[1], [4]]
     assert naive_batches(order, 1, rank=2, world_size=3, drop_last=False) == [[2], [5], []]
+    assert naive_batches(order, 2, rank=1, world_size=2, offset=2) == [[3, 5]]
+    assert naive_batches(order, 1, rank=0, world_size=2, drop_last=False, offset=3) == [[4], [6]]
 
 
 def test_difference() -> None:

@@ -56,7 +56,7 @@ class FakeLoader:
         size = self.batch * self.world
         start = self.offset
         order = self.order(self.epoch)
-        steps = naive_batches(order[start:], self.batch, self.rank, self.world, self.drop_last)
+        steps = naive_batches(order, self.batch, self.rank, self.world, self.drop_last, start)
         fetched = 0
         for number, batch in enumerate(steps):
             if self.fault == "counts prefetched":

@@ -66,24 +66,33 @@ def naive_order(count: int) -> list[int]:
 
 
 def naive_batches(
-    order: Sequence[T], local_batch_size: int, rank: int = 0, world_size: int = 1, drop_last: bool = True
+    order: Sequence[T],
+    local_batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    drop_last: bool = True,
+    offset: int = 0,
 ) -> list[list[T]]:
     """Return the batches that a rank gets of an epoch.
 
     Parameters
     ----------
     order : sequence
-        The epoch's samples; position ``p`` belongs to global batch ``p // (local_batch_size * world_size)`` and to rank
-        ``p % world_size``.
+        The epoch's samples; position ``p`` belongs to rank ``p % world_size`` and, from ``offset`` on, to global batch
+        ``(p - offset) // (local_batch_size * world_size)``.
     local_batch_size, rank, world_size, drop_last
         As the loader's.
+    offset : int
+        Positions that were delivered before, perhaps in another world.
     """
     size = local_batch_size * world_size
-    steps = len(order) // size if drop_last else -(-len(order) // size)
+    left = len(order) - offset
+    steps = left // size if drop_last else -(-left // size)
     batches: list[list[T]] = [[] for _ in range(steps)]
-    for position, sample in enumerate(order):
-        if position // size < steps and position % world_size == rank:
-            batches[position // size].append(sample)
+    for position in range(offset, len(order)):
+        step = (position - offset) // size
+        if step < steps and position % world_size == rank:
+            batches[step].append(order[position])
     return batches
 
 
