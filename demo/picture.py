@@ -8,7 +8,7 @@ matplotlib.use("Agg")  # before pyplot: no display is needed
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from demo.records import Step
 from demo.report import Results
@@ -33,13 +33,13 @@ def _draw_losses(axes: Axes, results: Results) -> None:
     resumed_at = results.resumed.steps[0].step - 1
     axes.axvspan(resumed_at, killed_at, color=_RED, alpha=0.08, linewidth=0)
     axes.plot(
-        *_losses(results.reference.steps), color=_GREY, linewidth=6, solid_capstyle="round", label="uninterrupted run"
+        *_losses(results.reference.steps), color=_GREY, linewidth=8, solid_capstyle="round", label="uninterrupted run"
     )
-    axes.plot(*_losses(results.killed.steps), color=_BLUE, linewidth=1.6, label=f"killed after step {killed_at}")
+    axes.plot(*_losses(results.killed.steps), color=_BLUE, linewidth=3, label=f"killed after step {killed_at}")
     axes.plot(
         *_losses(results.resumed.steps),
         color=_ORANGE,
-        linewidth=1.6,
+        linewidth=1.2,
         label=f"resumed from the checkpoint of step {resumed_at}",
     )
     axes.axvline(killed_at, color=_RED, linewidth=1.2, linestyle="--")
@@ -78,7 +78,7 @@ def _draw_waits(axes: Axes, results: Results) -> None:
             markersize=3,
         )
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(PercentFormatter(decimals=None))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}%"))
     axes.set_title(f"Time waited for data: {total:.2%} of the step time in all", loc="left", fontsize=10)
     axes.set_ylabel("share of the step")
     axes.set_xlabel("step")
