@@ -54,15 +54,16 @@ def reopen(path: str) -> int:
 def write_at(descriptor: int, data: memoryview, offset: int, path: str) -> None:
     """Write all bytes at an offset; when that fails, what lies beyond ``offset`` is undefined."""
     _step("write", path)
+    done = 0
     try:
-        while data.nbytes:
-            if hasattr(os, "pwrite"):
-                written = os.pwrite(descriptor, data[: 1 << 30], offset)
-            else:
-                os.lseek(descriptor, offset, os.SEEK_SET)
-                written = os.write(descriptor, data[: 1 << 30])
-            data = data[written:]
-            offset += written
+        while done < data.nbytes:
+            # Released even when the write fails: the caller could not add to a buffer that a traceback still refers to.
+            with data[done : done + (1 << 30)] as piece:
+                if hasattr(os, "pwrite"):
+                    done += os.pwrite(descriptor, piece, offset + done)
+                else:
+                    os.lseek(descriptor, offset + done, os.SEEK_SET)
+                    done += os.write(descriptor, piece)
     except OSError as error:
         _with_path(error, path)
 

@@ -48,7 +48,7 @@ class LocalFolder:
                 return self.read_range(name, offset_bytes, size_bytes)
 
     def listing(self) -> dict[str, int]:
-        """Name and size in bytes of each regular file; -1 for commit records, half of all files, whose size says nothing.
+        """Name and size in bytes of each regular file; -1 for commit records, whose size says nothing.
 
         Raises
         ------

@@ -130,6 +130,9 @@ class _Reader:
         steps = np.diff(shard)
         if (steps < 0).any() or (np.diff(part)[steps == 0] <= 0).any():
             raise self.damaged("the parts are not in order of shard and part")
+        replaces = self.column(value, "replaces", num_parts, 1).astype(bool)
+        if (replaces & (part == 0)).any():
+            raise self.damaged("'replaces': part 0 has nothing to replace")
         count = self.column(value, "count", num_parts, MAX_SIZE // max(itemsize, 8))
         spans = self.column(value, "spans", num_parts, MAX_SIZE // 32)
         stride = self.column(value, "stride", num_parts, MAX_NUMBER)
@@ -147,7 +150,7 @@ class _Reader:
             dtype=dtype,
             shard=shard,
             part=part,
-            replaces=self.column(value, "replaces", num_parts, 1).astype(bool),
+            replaces=replaces,
             count=count,
             spans=spans,
             stride=stride,

@@ -17,6 +17,7 @@ from guideloom._base.errors import ArgumentError, DamagedRecordError, ForeignDat
 from guideloom._base.fingerprint import canonical_json
 from guideloom._storage.catalog import Kind
 from guideloom._storage.names import (
+    BLOCK_BYTES,
     FORMAT_VERSION,
     KINDS,
     MAX_NUMBER,
@@ -261,8 +262,8 @@ class _Fields:
         for key, number in (("shard", shard), ("part", part)):
             if self.integer(key, 0, MAX_NUMBER) != number:
                 raise self.damaged(key, f"{number}, as in the file's name")
-        if type(value["replaces"]) is not bool:
-            raise self.damaged("replaces", "true or false")
+        if type(value["replaces"]) is not bool or (value["replaces"] and part == 0):
+            raise self.damaged("replaces", "true or false, and false for part 0, which has nothing to replace")
         if not isinstance(value["format"], str) or len(value["format"]) > 1000:
             raise self.damaged("format", "a name")
         if not isinstance(value["metadata"], dict):
@@ -304,7 +305,7 @@ class _Fields:
     def file(self, role: str) -> FileEntry:
         self.exact_keys(frozenset(("name", "size", "block", "sums")), f"file {role!r}")
         size = self.integer("size", 0, MAX_SIZE)
-        block = self.integer("block", 1, MAX_SIZE)
+        block = self.integer("block", BLOCK_BYTES, BLOCK_BYTES)
         text = self._value["sums"]
         num_sums = -(-size // block)
         if not isinstance(text, str) or len(text) != -(-num_sums * 8 // 3) * 4:
