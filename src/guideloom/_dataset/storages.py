@@ -47,7 +47,7 @@ class _Storage:
         missing = [name for name in self._needs if not hasattr(storage_format, name)]
         if missing:
             raise ArgumentError(
-                f"{type(storage_format).__name__} is no format for {type(self).__name__}: it has no {', '.join(missing)}"
+                f"{type(storage_format).__name__} is no format for {type(self).__name__}: it lacks {', '.join(missing)}"
             )
         if read_interface is None:
             read_interface = SeekIO()
@@ -63,7 +63,7 @@ class _Storage:
     def _local_dir(self) -> Path:
         if not isinstance(self.storage_dir, Path):
             raise ArgumentError(
-                f"writing needs a local pathlib.Path, found {type(self.storage_dir).__name__}: write locally, then copy",
+                f"writing needs a local pathlib.Path, found a {type(self.storage_dir).__name__}: write, then copy",
                 path=self.storage_dir,
             )
         return self.storage_dir

@@ -235,24 +235,28 @@ class WindowSource(BatchSource):
         return self._operations.prepare(indexes * self._dataset.sequence_length, self._dataset.window_length)
 
     def samples(self, prepared: WindowPlan, lo: int, hi: int) -> list[Any]:
-        self._ask_ahead(prepared, hi)
-        return run(self._operations.samples(prepared, lo, hi), self._files)
+        asked = self._ask_ahead(prepared, lo, hi)
+        return run(self._operations.samples(prepared, lo, hi, asked), self._files)
 
     def arrays(self, prepared: WindowPlan, lo: int, hi: int, empty: Empty) -> Any:
-        self._ask_ahead(prepared, hi)
-        return run(self._operations.arrays(prepared, lo, hi, empty), self._files)
+        asked = self._ask_ahead(prepared, lo, hi)
+        return run(self._operations.arrays(prepared, lo, hi, empty, asked), self._files)
 
-    def _ask_ahead(self, plan: WindowPlan, hi: int) -> None:
-        """Ask for the windows behind ``hi`` of the same plan; two threads at once may ask for some of them twice."""
+    def _ask_ahead(self, plan: WindowPlan, lo: int, hi: int) -> bool:
+        """Ask for the windows from ``lo`` on to some way behind ``hi``; returns whether it was done.
+
+        Two threads at once may ask for some of them twice.
+        """
         if not self._files.readahead.cold:
-            return
+            return False
         reading, asked = self._ahead
-        begin = max(hi, asked) if reading is plan else hi
+        begin = max(lo, asked) if reading is plan else lo
         windows = max(1, min(MAX_AHEAD_RUNS, MAX_AHEAD_BYTES // max(1, plan.window_bytes)))
         end = min(plan.num_windows, hi + windows)
         if end > begin:
             self._ahead = (plan, end)
             self._files.ahead(plan.file, plan.src, plan.nbytes, plan.bounds[begin], plan.bounds[end])
+        return True
 
 
 def _not_open() -> NotOpenError:

@@ -2,7 +2,7 @@
 
 Letters: R runs, F files. Run ``r`` is the byte range ``[src[r], src[r] + nbytes[r])`` of ``file[r]``; it goes to
 ``out[dst[r] - shift:]``; a run of no bytes needs no file. A kernel works on runs
-``[lo, hi)``, leaves the nanoseconds it took in ``status[3]``, and stops at the first
+``[lo, hi)``, says in ``status`` what it read from devices, and stops at the first
 that it cannot do.
 
 The compiled sources are in ``_kernels/native.py``; here are their contracts and their twins.
@@ -61,7 +61,7 @@ def _gather_mapped_numpy(
 def gather_mapped() -> Any:
     """Copy runs out of mapped files.
 
-    ``(bases int64[F], sizes int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift, status int64[4])``;
+    ``(bases int64[F], sizes int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift, status int64[5])``;
     ``bases[f]`` is the address of file ``f``'s map, -1 when it is not mapped. Every range is checked before it is
     touched.
     """
@@ -107,7 +107,7 @@ def _gather_pread_numpy(
 def gather_pread() -> Any:
     """Read runs with ``pread``.
 
-    ``(fds int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift, status int64[4])``; ``fds[f]`` is
+    ``(fds int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift, status int64[5])``; ``fds[f]`` is
     -1 when
     file ``f`` is not open. Short reads go on where they stopped, EINTR is tried again. On failure ``status[1]`` is
     errno
@@ -118,36 +118,57 @@ def gather_pread() -> Any:
     return native.gather_pread
 
 
-def _advise_files_numpy(fds: I64, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
+def _advise_files_numpy(fds: I64, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> int:
     """Twin of :func:`advise_files`."""
     for r in range(lo, hi):
         if nbytes[r] > 0 and fds[file[r]] >= 0:
             os.posix_fadvise(int(fds[file[r]]), int(src[r]), int(nbytes[r]), os.POSIX_FADV_WILLNEED)
+    return 0
 
 
 @kernel(
-    "void(int64[::1], int64[::1], int64[::1], int64[::1], int64, int64)",
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64, int64)",
     twin=_advise_files_numpy,
     build=True,
 )
 def advise_files() -> Any:
-    """Ask for the bytes of runs ahead: ``(fds int64[F], file, src, nbytes int64[R], lo, hi)``."""
+    """Ask for the bytes of runs ahead: ``(fds int64[F], file, src, nbytes int64[R], lo, hi)``.
+
+    Returns the blocks that are now being read from devices: 0 when all was in the page cache.
+    """
     from guideloom._kernels import native
 
     return native.advise_files
 
 
-def _advise_maps_numpy(bases: I64, sizes: I64, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
+def _advise_maps_numpy(bases: I64, sizes: I64, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> int:
     """Twin of :func:`advise_maps`: advice may always be left out."""
+    return 0
 
 
 @kernel(
-    "void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64)",
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64)",
     twin=_advise_maps_numpy,
     build=True,
 )
 def advise_maps() -> Any:
-    """Ask for the pages of runs ahead: ``(bases, sizes int64[F], file, src, nbytes int64[R], lo, hi)``."""
+    """Ask for the pages of runs ahead: ``(bases, sizes int64[F], file, src, nbytes int64[R], lo, hi)``; as above."""
     from guideloom._kernels import native
 
     return native.advise_maps
+
+
+def _populate_if_cached_numpy(address: int, nbytes: int) -> int:
+    """Twin of :func:`populate_if_cached`: it may always be left out."""
+    return 0
+
+
+@kernel("int64(int64, int64)", twin=_populate_if_cached_numpy, build=True)
+def populate_if_cached() -> Any:
+    """Fill the page table of a map in one go when the whole file is in the page cache; reads nothing from a device.
+
+    ``(address, nbytes)``; returns 1 when it was done. Saves a page fault for every 64 KiB that is touched first.
+    """
+    from guideloom._kernels import native
+
+    return native.populate_if_cached

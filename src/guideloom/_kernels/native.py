@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 
 from guideloom._kernels.status import (
     BAD_RANGE,
+    BLOCKS,
     COPY_1,
     COPY_2,
     COPY_4,
@@ -34,6 +35,7 @@ from guideloom._kernels.status import (
     U2_TO_I4,
     U2_TO_I8,
     U4_TO_I8,
+    WAITS,
 )
 
 memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
@@ -42,24 +44,37 @@ pread = types.ExternalFunction("pread", types.intp(types.int32, types.intp, type
 errno_address = types.ExternalFunction("__error" if sys.platform == "darwin" else "__errno_location", types.intp())
 EINTR = 4
 
-clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
-CLOCK_MONOTONIC = 6 if sys.platform == "darwin" else 1
+# What a thread read from devices: Linux counts it; elsewhere nothing is known, and nothing is asked ahead.
+PER_THREAD_USAGE = sys.platform == "linux"
+getrusage = types.ExternalFunction("getrusage", types.int32(types.int32, types.intp))
+RUSAGE_THREAD, RU_INBLOCK, RU_NVCSW, RU_WORDS = 1, 11, 16, 18
 
 posix_fadvise = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
 madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.uintp, types.int32))
 WILLNEED = 3  # the same number for posix_fadvise and madvise, on Linux and macOS
+POPULATE_READ = 22  # Linux 5.14; an older one refuses it, which is as good as not asking
+mincore = types.ExternalFunction("mincore", types.int32(types.intp, types.uintp, types.intp))
 PAGE_BYTES = mmap.PAGESIZE
 
 
 @njit(nogil=True)
-def _now_ns():
-    time = np.zeros(2, np.int64)
-    clock_gettime(np.int32(CLOCK_MONOTONIC), time.ctypes.data)
-    return time[0] * 1_000_000_000 + time[1]
+def _usage():
+    """Return the blocks that this thread had read from devices, and how often it waited."""
+    words = np.zeros(RU_WORDS, np.int64)
+    if PER_THREAD_USAGE:
+        getrusage(np.int32(RUSAGE_THREAD), words.ctypes.data)
+    return words[RU_INBLOCK], words[RU_NVCSW]
+
+
+@njit(nogil=True)
+def _note_usage(blocks, waits, status):
+    blocks_now, waits_now = _usage()
+    status[BLOCKS] = blocks_now - blocks
+    status[WAITS] = waits_now - waits
 
 
 def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, status):
-    started = _now_ns()
+    blocks, waits = _usage()
     address = out.ctypes.data
     room = out.size
     for r in range(lo, hi):
@@ -76,12 +91,23 @@ def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, stat
             status[0] = BAD_RANGE
             return r
         memcpy(address + d, base + src[r], n)
-    status[3] = _now_ns() - started
+    _note_usage(blocks, waits, status)
     return DONE
 
 
+def populate_if_cached(address, nbytes):
+    pages = (nbytes + PAGE_BYTES - 1) // PAGE_BYTES
+    resident = np.zeros(pages, np.uint8)
+    if mincore(address, nbytes, resident.ctypes.data) != 0:
+        return 0
+    for page in range(pages):
+        if resident[page] & 1 == 0:
+            return 0
+    return int(madvise(address, nbytes, np.int32(POPULATE_READ)) == 0)
+
+
 def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
-    started = _now_ns()
+    blocks, waits = _usage()
     address = out.ctypes.data
     room = out.size
     for r in range(lo, hi):
@@ -113,24 +139,28 @@ def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
                     status[1] = code[0]
                     status[2] = done
                     return r
-    status[3] = _now_ns() - started
+    _note_usage(blocks, waits, status)
     return DONE
 
 
 def advise_files(fds, file, src, nbytes, lo, hi):
+    blocks, _ = _usage()
     for r in range(lo, hi):
         fd = fds[file[r]]
         if nbytes[r] > 0 and fd >= 0:
             posix_fadvise(np.int32(fd), src[r], nbytes[r], np.int32(WILLNEED))
+    return _usage()[0] - blocks
 
 
 def advise_maps(bases, sizes, file, src, nbytes, lo, hi):
+    blocks, _ = _usage()
     for r in range(lo, hi):
         f = file[r]
         n = nbytes[r]
         if n > 0 and bases[f] >= 0 and src[r] >= 0 and src[r] <= sizes[f] - n:
             first = (bases[f] + src[r]) // PAGE_BYTES * PAGE_BYTES
             madvise(first, bases[f] + src[r] + n - first, np.int32(WILLNEED))
+    return _usage()[0] - blocks
 
 
 # --- columns: de-interleave and widen while gathering ------------------------------------------------
@@ -218,7 +248,7 @@ def _spread(code, at, stride, n, to, size):
 
 
 def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, offset, size, out, room, shift, status):
-    started = _now_ns()
+    blocks, waits = _usage()
     for r in range(lo, hi):
         f = file[r]
         n = nbytes[r]
@@ -235,5 +265,5 @@ def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, 
             return r
         for k in range(code.size):
             _spread(code[k], base + src[r] + offset[k], itemsize, count, out[k] + first * size[k], size[k])
-    status[3] = _now_ns() - started
+    _note_usage(blocks, waits, status)
     return DONE

@@ -8,5 +8,10 @@ DONE = -1
 NOT_OPEN, SHORT, FAILED, BAD_RANGE = 1, 2, 3, 4
 """``status[0]``: the file has no handle; it ended early; errno is in ``status[1]``; outside file or buffer."""
 
+BLOCKS, WAITS = 3, 4
+"""``status[BLOCKS]``, ``status[WAITS]``: what the call read from devices, and how often it waited; 0 where unknown."""
+
+STATUS_SIZE = 5
+
 COPY_1, COPY_2, COPY_4, COPY_8, COPY_ANY, U1_TO_I4, U2_TO_I4, U1_TO_I8, U2_TO_I8, U4_TO_I8, I4_TO_I8 = range(11)
 """How a field goes from rows to its column: bytes as they are (1, 2, 4, 8, any number of them), or widened."""

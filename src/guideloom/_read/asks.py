@@ -24,6 +24,7 @@ class Gather:
     hi: int
     out: U8
     shift: int = 0
+    asked: bool = False
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Spread:
     fields: list[np.dtype[Any]]
     columns: list[npt.NDArray[Any]]
     shift: int = 0
+    asked: bool = False
 
     def scratch(self) -> npt.NDArray[Any]:
         """Return a buffer for the records of all runs, for readers that cannot spread as they read."""
@@ -48,7 +50,7 @@ class Spread:
     def as_gather(self, rows: npt.NDArray[Any]) -> Gather:
         """Return the gather that fills ``scratch()``."""
         out = rows.reshape(-1).view(np.uint8)
-        return Gather(self.file, self.src, self.dst, self.nbytes, self.lo, self.hi, out, self.shift)
+        return Gather(self.file, self.src, self.dst, self.nbytes, self.lo, self.hi, out, self.shift, self.asked)
 
     def fill(self, rows: npt.NDArray[Any]) -> None:
         """Take the records in ``rows`` apart."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import PurePath
@@ -18,13 +19,17 @@ from guideloom._io.mapped import MmapIO, map_file
 from guideloom._io.pread import PosixPreadIO, advise_random
 from guideloom._io.seek import SeekIO
 from guideloom._kernels.columns import copy_code, spread_mapped
-from guideloom._kernels.gather import advise_files, advise_maps, gather_mapped, gather_pread
-from guideloom._kernels.status import DONE, NOT_OPEN
+from guideloom._kernels.gather import advise_files, advise_maps, gather_mapped, gather_pread, populate_if_cached
+from guideloom._kernels.status import BLOCKS, DONE, NOT_OPEN, STATUS_SIZE, WAITS
 from guideloom._read.asks import Spread
 from guideloom._read.fileset import FileSet, FileTable, PooledFileSet, default_capacity
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+
+
+MAX_POPULATED_BYTES = 4 << 30
+"""Most bytes of maps whose page tables are filled at once, for files that are in the page cache whole (2 MiB a GiB)."""
 
 
 class PreadFileSet(PooledFileSet[int]):
@@ -53,13 +58,13 @@ class PreadFileSet(PooledFileSet[int]):
 
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
         if hasattr(os, "posix_fadvise"):
-            advise_files(self.values, file, src, nbytes, lo, hi)
+            self.readahead.note_asked(advise_files(self.values, file, src, nbytes, lo, hi))
 
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
-        status = np.zeros(4, np.int64)
+        status = np.zeros(STATUS_SIZE, np.int64)
         stopped = gather_pread(self.values, file, src, dst, nbytes, lo, hi, out, shift, status)
         if stopped == DONE:
-            self.readahead.note(hi - lo, out.size, int(status[3]))
+            self.readahead.note(hi - lo, int(status[BLOCKS]), int(status[WAITS]))
         elif status[0] != NOT_OPEN:
             self._raise(status, stopped, file, src, nbytes)
         return int(stopped)
@@ -67,6 +72,8 @@ class PreadFileSet(PooledFileSet[int]):
 
 class MappedFileSet(PooledFileSet[Any]):
     """Maps and the compiled ``memcpy`` gather."""
+
+    _populated = 0
 
     def _open_one(self, file: int) -> tuple[Any, int]:
         try:
@@ -80,7 +87,10 @@ class MappedFileSet(PooledFileSet[Any]):
             # A fault in the middle of a shuffle must not read 128 KiB around it; what comes next is asked for by us.
             mapped.madvise(mmap.MADV_RANDOM)
         view = np.frombuffer(mapped, np.uint8)
-        return (mapped, view), int(view.__array_interface__["data"][0])
+        address = int(view.__array_interface__["data"][0])
+        if sys.platform == "linux" and self._populated + size <= MAX_POPULATED_BYTES:
+            self._populated += size * int(populate_if_cached(address, size))
+        return (mapped, view), address
 
     def spread(self, ask: Spread) -> None:
         """Gather records straight into columns, where a kernel knows how to copy each field."""
@@ -101,11 +111,11 @@ class MappedFileSet(PooledFileSet[Any]):
             np.int64,
         )
         room = ask.columns[0].shape[0] * ask.columns[0].shape[1]
-        status = np.zeros(4, np.int64)
+        status = np.zeros(STATUS_SIZE, np.int64)
         lo = ask.lo
         self._enter()
         try:
-            if self.readahead.cold:
+            if self.readahead.cold and not ask.asked:
                 self._advise(ask.file, ask.src, ask.nbytes, lo, ask.hi)
             while True:
                 stopped = int(
@@ -115,7 +125,7 @@ class MappedFileSet(PooledFileSet[Any]):
                     )
                 )  # fmt: skip
                 if stopped == DONE:
-                    self.readahead.note(ask.hi - lo, room * dtype.itemsize, int(status[3]))
+                    self.readahead.note(ask.hi - lo, int(status[BLOCKS]), int(status[WAITS]))
                     return
                 if status[0] != NOT_OPEN:
                     self._raise(status, stopped, ask.file, ask.src, ask.nbytes)
@@ -125,17 +135,17 @@ class MappedFileSet(PooledFileSet[Any]):
             self._leave()
 
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
-        advise_maps(self.values, self.table.sizes, file, src, nbytes, lo, hi)
+        self.readahead.note_asked(advise_maps(self.values, self.table.sizes, file, src, nbytes, lo, hi))
 
     def _close_one(self, handle: Any) -> None:
         # Views first; the map is closed by the collector when nothing refers to it, which is now.
         del handle
 
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
-        status = np.zeros(4, np.int64)
+        status = np.zeros(STATUS_SIZE, np.int64)
         stopped = gather_mapped(self.values, self.table.sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
         if stopped == DONE:
-            self.readahead.note(hi - lo, out.size, int(status[3]))
+            self.readahead.note(hi - lo, int(status[BLOCKS]), int(status[WAITS]))
         elif status[0] != NOT_OPEN:
             self._raise(status, stopped, file, src, nbytes)
         return int(stopped)

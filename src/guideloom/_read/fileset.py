@@ -90,7 +90,18 @@ class FileSet(ABC):
         self._pid = os.getpid()
         self.readahead = Readahead()
 
-    def gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int = 0) -> None:
+    def gather(
+        self,
+        file: I64,
+        src: I64,
+        dst: I64,
+        nbytes: I64,
+        lo: int,
+        hi: int,
+        out: U8,
+        shift: int = 0,
+        asked: bool = False,
+    ) -> None:
         """Fill ``out`` with runs: ``out[dst[r] - shift:][:nbytes[r]]`` is ``file[r]`` from ``src[r]``, r in [lo, hi).
 
         Parameters
@@ -102,10 +113,12 @@ class FileSet(ABC):
             Owned by the caller; every byte of every run is written, or an error is raised.
         shift : int
             Subtracted from ``dst``.
+        asked : bool
+            Whether these bytes were asked for ahead, with ``ahead``.
         """
         self._enter()
         try:
-            if self.readahead.cold:
+            if self.readahead.cold and not asked:
                 self._advise(file, src, nbytes, lo, hi)
             self._gather(file, src, dst, nbytes, lo, hi, out, shift)
         finally:
@@ -126,7 +139,7 @@ class FileSet(ABC):
     def carry_out(self, ask: Gather | Spread) -> None:
         """Carry out what an operation asks for."""
         if isinstance(ask, Gather):
-            self.gather(ask.file, ask.src, ask.dst, ask.nbytes, ask.lo, ask.hi, ask.out, ask.shift)
+            self.gather(ask.file, ask.src, ask.dst, ask.nbytes, ask.lo, ask.hi, ask.out, ask.shift, ask.asked)
         else:
             self.spread(ask)
 

@@ -8,16 +8,15 @@ MAX_AHEAD_BYTES = 64 << 20
 MAX_AHEAD_RUNS = 256
 """Most runs asked for ahead: several times the depth at which a disk is busy."""
 
-WARM_NS_PER_RUN = 2_000
-WARM_NS_PER_BYTE = 0.5
-"""What a read from the page cache takes at most, generously; slower reads waited for something."""
-
 WARM_GATHERS = 16
-"""Gathers in a row at the speed of the page cache after which asking ahead stops."""
+"""Gathers in a row that found all in the page cache after which asking ahead stops."""
+
+WAITS_PER_RUN = 0.125
+"""Waits a run from which on reads are taken to wait for storage, also where no blocks are counted (a network)."""
 
 
 class Readahead:
-    """Notices from the time of the last gathers whether the data is in the page cache.
+    """Notices from what the last gathers read from devices whether the data is in the page cache.
 
     Attributes
     ----------
@@ -25,18 +24,24 @@ class Readahead:
         Whether to ask ahead. Several threads use it without a lock: a lost update costs one batch's advice.
     """
 
-    __slots__ = ("_warm", "cold")
+    __slots__ = ("_asked", "_warm", "cold")
 
     def __init__(self) -> None:
         self.cold = False
         self._warm = 0
+        self._asked = 0
 
-    def note(self, runs: int, nbytes: int, elapsed_ns: int) -> None:
-        """Take note of one gather: runs, bytes, and the time inside the kernel."""
-        if elapsed_ns > runs * WARM_NS_PER_RUN + nbytes * WARM_NS_PER_BYTE:
+    def note(self, runs: int, blocks: int, waits: int) -> None:
+        """Take note of one gather: its runs, the blocks it read from devices, and how often it waited."""
+        if blocks or waits > runs * WAITS_PER_RUN or self._asked:
             self.cold = True
             self._warm = 0
+            self._asked = 0
         elif self.cold:
             self._warm += 1
             if self._warm >= WARM_GATHERS:
                 self.cold = False
+
+    def note_asked(self, blocks: int) -> None:
+        """Take note of the blocks that asking ahead made devices read."""
+        self._asked += blocks

@@ -119,10 +119,10 @@ class SpanOperations:
 
     # --- operations ---------------------------------------------------------------------------------
 
-    def read(self, plan: WindowPlan, lo: int, hi: int) -> Operation[SpanBatch]:
+    def read(self, plan: WindowPlan, lo: int, hi: int, asked: bool = False) -> Operation[SpanBatch]:
         """Read the windows ``[lo, hi)`` of a plan with their spans."""
         rows = np.empty((hi - lo, plan.length), self._row_dtype)
-        yield from gather_windows(plan, lo, hi, rows)
+        yield from gather_windows(plan, lo, hi, rows, asked)
         begin, end = plan.bounds[lo], plan.bounds[hi]
         itemsize = self._row_dtype.itemsize
         segment = plan.segment[begin:end]
@@ -257,9 +257,9 @@ class SpanOperations:
             shard=int(self.catalog.shard[segment]),
         )
 
-    def samples(self, plan: WindowPlan, lo: int, hi: int) -> Operation[list[Any]]:
+    def samples(self, plan: WindowPlan, lo: int, hi: int, asked: bool = False) -> Operation[list[Any]]:
         """Read and unpack the windows ``[lo, hi)`` of a plan."""
-        batch = yield from self.read(plan, lo, hi)
+        batch = yield from self.read(plan, lo, hi, asked)
         rows = batch.rows if batch.rows.dtype == self.dtype else batch.rows.astype(self.dtype)
         unpack = self.format.unpack
         view = batch.payload.data
@@ -271,13 +271,13 @@ class SpanOperations:
             for row, index, a, b in zip(rows, batch.index, bounds, bounds[1:], strict=False)
         ]
 
-    def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty) -> Operation[Any]:
+    def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> Operation[Any]:
         """Read the windows ``[lo, hi)`` of a plan as arrays.
 
         A dict: the fields as in a plain stream (plain elements under ``"elements"``), ``"span_index"`` int32[n, L],
         ``"span_bounds"`` int64[n+1], ``"span_offsets"`` int64[P+1], ``"span_payload"`` uint8[M].
         """
-        batch = yield from self.read(plan, lo, hi)
+        batch = yield from self.read(plan, lo, hi, asked)
         names = self.dtype.names
         columns: dict[str, npt.NDArray[Any]] = (
             {"elements": batch.rows} if names is None else {n: batch.rows[n] for n in names}

@@ -110,15 +110,15 @@ class StreamOperations:
         """Plan windows; pure."""
         return plan_windows(self.catalog.starts, self.catalog.elements_file, begins, length, self.disk_dtype.itemsize)
 
-    def rows(self, plan: WindowPlan, lo: int, hi: int) -> Operation[npt.NDArray[Any]]:
+    def rows(self, plan: WindowPlan, lo: int, hi: int, asked: bool = False) -> Operation[npt.NDArray[Any]]:
         """Read the windows ``[lo, hi)`` of a plan: disk_dtype[hi - lo, L]."""
         rows = np.empty((hi - lo, plan.length), self.disk_dtype)
-        yield from gather_windows(plan, lo, hi, rows)
+        yield from gather_windows(plan, lo, hi, rows, asked)
         return rows
 
-    def samples(self, plan: WindowPlan, lo: int, hi: int) -> Operation[list[Any]]:
-        """Read and unpack the windows ``[lo, hi)`` of a plan."""
-        rows = yield from self.rows(plan, lo, hi)
+    def samples(self, plan: WindowPlan, lo: int, hi: int, asked: bool = False) -> Operation[list[Any]]:
+        """Read and unpack the windows ``[lo, hi)`` of a plan; ``asked``: see ``FileSet.gather``."""
+        rows = yield from self.rows(plan, lo, hi, asked)
         if self._convert:
             rows = rows.astype(self.dtype)
         if type(self.format) is StreamNumpyFormat and self.format.data_type is None:
@@ -130,7 +130,7 @@ class StreamOperations:
             for row, begin, end in zip(rows, bounds, bounds[1:], strict=False)
         ]
 
-    def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty) -> Operation[Any]:
+    def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> Operation[Any]:
         """Read the windows ``[lo, hi)`` of a plan as C-contiguous arrays [hi - lo, L, ...].
 
         A dict with one a field; the array itself for plain elements.
@@ -141,22 +141,30 @@ class StreamOperations:
             # The bytes of the rows are the bytes of the array: gather straight into it.
             field = self.dtype if names is None else self.dtype[names[0]]
             out = empty(shape + field.shape, field.base)
-            yield from gather_windows(plan, lo, hi, out)
+            yield from gather_windows(plan, lo, hi, out, asked)
             return out if names is None else {names[0]: out}
         fields = [self.dtype] if names is None else [self.dtype[name] for name in names]
         columns = [empty(shape + field.shape, field.base) for field in fields]
         yield Spread(
             plan.file, plan.src, plan.dst, plan.nbytes, plan.bounds[lo], plan.bounds[hi],
-            self.disk_dtype, fields, columns, lo * plan.window_bytes,
+            self.disk_dtype, fields, columns, lo * plan.window_bytes, asked,
         )  # fmt: skip
         return columns[0] if names is None else dict(zip(names, columns, strict=True))
 
 
-def gather_windows(plan: WindowPlan, lo: int, hi: int, out: npt.NDArray[Any]) -> Operation[None]:
+def gather_windows(plan: WindowPlan, lo: int, hi: int, out: npt.NDArray[Any], asked: bool = False) -> Operation[None]:
     """Read the windows ``[lo, hi)`` of a plan into ``out``, C-contiguous, of ``(hi - lo) * window_bytes`` bytes."""
     flat = out.reshape(-1).view(np.uint8)
     yield Gather(
-        plan.file, plan.src, plan.dst, plan.nbytes, plan.bounds[lo], plan.bounds[hi], flat, lo * plan.window_bytes
+        plan.file,
+        plan.src,
+        plan.dst,
+        plan.nbytes,
+        plan.bounds[lo],
+        plan.bounds[hi],
+        flat,
+        lo * plan.window_bytes,
+        asked,
     )
 
 
