@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guideloom import StatefulDataLoader
 from guideloom._dataset.source import BatchSource
 from guideloom._loader.work import Schedule
 from guideloom._plan.order import make_order
 from guideloom._plan.partition import Partition
 from guideloom.testing import naive_batches, naive_order, plain
-from tests.loader.fakes import RowDataset, RowSource, make_items, make_rows
+from tests.loader.fakes import RowDataset, RowSource, make_items, make_rows, rows
 
 WAYS: list[dict[str, Any]] = [
     {},
@@ -187,8 +190,41 @@ def test_a_source_may_give_one_array() -> None:
             reader.batch_source = lambda: Plain(self)  # type: ignore[attr-defined]
             return reader
 
-    from guideloom import StatefulDataLoader
-
     with StatefulDataLoader(PlainDataset(6), None, device="cpu", local_batch_size=3) as loader:
         assert plain(list(loader)) == [[[0, 1], [10, 11], [20, 21]], [[30, 31], [40, 41], [50, 51]]]
     assert issubclass(Plain, BatchSource)
+
+
+class Clock:
+    """Now quick, now slow: takes the loader through all its ways of making batches, whatever this machine does."""
+
+    def __init__(self, seed: int) -> None:
+        self.choose = random.Random(seed)
+        self.now = 0.0
+        self.step = 0.0
+
+    def __call__(self) -> float:
+        if self.choose.random() < 0.02:
+            self.step = self.choose.choice([0.0, 0.0, 0.0, 1e-6, 1e-3])
+        self.now += self.step
+        return self.now
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("collate_fn", [None, rows])
+def test_no_way_of_making_batches_changes_them(seed: int, collate_fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(seed)
+    monkeypatch.setattr("guideloom._loader.pipeline.perf_counter", clock)
+    made_by = set()
+
+    class Watched(RowDataset):
+        def before_read(self, index: int) -> None:
+            made_by.add(threading.current_thread().name.split("-")[-1])
+
+    for way in ({"prefetch": 1}, {"num_workers": 3, "prefetch": 2}, {"num_workers": 3, "prefetch": 9}):
+        loader = StatefulDataLoader(Watched(3000), collate_fn, device="cpu", local_batch_size=3, **way)
+        with loader:
+            batches = list(loader)
+            found = [(batch if collate_fn else batch["rows"])[:, 0].tolist() for batch in batches]
+        assert found == [[10 * (3 * n + i) for i in range(3)] for n in range(1000)]
+    assert made_by == {"MainThread", "batching", "reading"} - ({"MainThread"} if collate_fn else set())

@@ -1,8 +1,8 @@
 """The bounded queue between the thread that makes batches and the caller, and the way our threads sleep and wake.
 
 Waking a thread that wants the interpreter lock costs both sides more than a small batch does, so neither side is woken
-for each batch: a producer when half of the room is free, a waiting caller when half of the batches are there, or
-after a millisecond whatever there is.
+for each batch: a producer when half of the room is free, a waiting caller when all room is taken, or after a
+millisecond whatever there is.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class Sleeper:
             self._lock.release()
 
 
+PARKED = object()
+"""Given by ``Outbox.take`` in place of a batch: the batch thread rests, the caller may make the next batch itself."""
+
+
 class Failure:
     """An error in the place of a batch."""
 
@@ -57,7 +61,7 @@ class Outbox:
     Parameters
     ----------
     window : int
-        Batches that may be under way or ready beyond those the caller took, at least 1.
+        Batches that may be under way or ready beyond those the caller took or waits for, at least 1.
     total : int
         Number of batches.
     on_room : callable
@@ -74,7 +78,31 @@ class Outbox:
     starved : bool
         Set by the feed when it finds ``begun == limit``.
     stopped : bool
+    resting : bool
+        Set by the caller's thread when it would rather make batches itself.
+    parked : bool
+        Whether the batch thread rests, and the caller may make batches.
     """
+
+    __slots__ = (
+        "_asking",
+        "_caller",
+        "_half",
+        "_hold",
+        "_on_room",
+        "_put",
+        "_ready",
+        "_total",
+        "_waiting",
+        "_window",
+        "begun",
+        "mutex",
+        "parked",
+        "resting",
+        "starved",
+        "stopped",
+        "taken",
+    )
 
     def __init__(self, window: int, total: int, on_room: Callable[[], None]) -> None:
         self.mutex = threading.Lock()
@@ -88,6 +116,9 @@ class Outbox:
         self._on_room = on_room
         self._ready: deque[Any] = deque()
         self._put = 0
+        self._asking = False
+        self.resting = False
+        self.parked = False
         self._waiting = False
         self._hold = False
         self._caller = Sleeper()
@@ -95,7 +126,7 @@ class Outbox:
     @property
     def limit(self) -> int:
         """Batches with smaller numbers may be begun."""
-        return min(self.taken + self._window, self._total)
+        return min(self.taken + self._asking + self._window, self._total)
 
     def put(self, item: Any) -> None:
         """Add the next batch, or a :class:`Failure`, after which nothing may follow."""
@@ -105,14 +136,14 @@ class Outbox:
             self._put += 1
             if self._waiting:
                 last = self._put == self._total or type(item) is Failure
-                if not self._hold or last or len(self._ready) >= self._half:
+                if not self._hold or last or len(self._ready) > self._window:
                     self._waiting = False
                     wake = True
         if wake:
             self._caller.wake()
 
     def take(self) -> Any:
-        """Return the next batch, waiting for it; an error of a batch is raised in its place.
+        """Return the next batch, waiting for it, or ``PARKED``; an error of a batch is raised in its place.
 
         Raises
         ------
@@ -127,19 +158,46 @@ class Outbox:
                 if self._ready:
                     item = self._ready.popleft()
                     self.taken += 1
-                    if self.starved and self.taken + self._window - self.begun >= self._half:
-                        self.starved = False
-                        self._on_room()
+                    self._asking = self._waiting = False
+                    self._look_for_room()
                     break
                 if self.stopped or self.taken >= self._total:
                     raise EndOfEpoch
+                self._asking = True
+                if self.parked:
+                    return PARKED
                 self._waiting = True
                 self._hold = hold
+                self._look_for_room()
             if not self._caller.sleep(_HOLD_S if hold else -1):
                 hold = False
         if type(item) is Failure:
             raise item.error
         return item
+
+    def took(self) -> None:
+        """Count a batch that the caller made itself after ``PARKED``."""
+        with self.mutex:
+            self._put += 1
+            self.taken += 1
+            self._asking = False
+            self._look_for_room()
+
+    def park(self) -> bool:
+        """Let the batch thread rest, if ``resting`` is set and the caller does not wait for it already."""
+        with self.mutex:
+            self.parked = self.resting and not self._waiting
+            return self.parked
+
+    def unpark(self) -> None:
+        """End the rest of the batch thread: from now on the caller makes no batch."""
+        with self.mutex:
+            self.resting = self.parked = False
+
+    def _look_for_room(self) -> None:
+        if self.starved and self.taken + self._asking + self._window - self.begun >= self._half:
+            self.starved = False
+            self._on_room()
 
     def stop(self) -> None:
         """Wake the caller; safe in a finaliser."""

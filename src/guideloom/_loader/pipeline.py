@@ -15,11 +15,14 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from guideloom._loader.outbox import Failure, Outbox, Sleeper
+from guideloom._loader.outbox import PARKED, Failure, Outbox, Sleeper
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import EndOfEpoch, Schedule, Work
 
 _EXIT_TIMEOUT_S = 1.0
+# A caller that comes back so soon, so many times in a row, does nothing with its batches but take them.
+_IDLE_S = 0.00002
+_NUM_QUICK = 16
 
 
 _FEEDS: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -98,6 +101,10 @@ class ThreadFeed:
         self._cursor = 0
         self._slots: dict[int, _Slot] = {}
         self._head = 0
+        self._next = 0
+        self._num_quick = 0
+        self._given_at = 0.0
+        self._parking = Sleeper()
         self._batcher = Sleeper()
         self._batcher_waits = False
         self._readers = [Sleeper() for _ in range(num_workers)]
@@ -132,7 +139,7 @@ class ThreadFeed:
                 "this iterator was made before the process forked, its threads stayed behind: call iter(loader) again"
             )
         if not self._on_demand:
-            return self._outbox.take()
+            return self._take_anywhere() if self._work.anywhere else self._outbox.take()
         number = self._demanded
         if self._stopped or number >= self._total:
             raise EndOfEpoch
@@ -144,12 +151,36 @@ class ThreadFeed:
             raise item.error
         return item
 
+    def _take_anywhere(self) -> Any:
+        # A caller that is back at once leaves nothing to overlap with: it gets its batches faster by making them.
+        if perf_counter() - self._given_at > _IDLE_S:
+            self._num_quick = 0
+            if self._outbox.resting:
+                self._outbox.unpark()
+                self._parking.wake()
+        else:
+            self._num_quick += 1
+            if self._num_quick == _NUM_QUICK:
+                self._outbox.resting = True
+        item = self._outbox.take()
+        if item is PARKED:
+            item = self._make(self._next)
+            if self._stopped:
+                raise EndOfEpoch
+            if type(item) is Failure:
+                raise item.error
+            self._next += 1
+            self._outbox.took()
+        self._given_at = perf_counter()
+        return item
+
     def stop(self) -> None:
         """See :class:`Feed`."""
         # Takes no lock: a finaliser may run this in a thread that holds one.
         self._stopped = True
         self._outbox.stop()
         self._batcher.wake()
+        self._parking.wake()
         for sleeper in self._readers:
             sleeper.wake()
 
@@ -292,10 +323,15 @@ class ThreadFeed:
 
     def make_until_stopped(self) -> None:
         """Body of the batch thread."""
-        for number in range(self._total):
-            item = self._make(number)
+        while self._next < self._total and not self._stopped:
+            if self._outbox.resting and self._outbox.park():
+                while self._outbox.parked and not self._stopped:
+                    self._parking.sleep()
+                continue
+            item = self._make(self._next)
             if self._stopped:
                 return
+            self._next += 1
             self._outbox.put(item)
             if type(item) is Failure:
                 # Nothing that was read ahead is of use any more.

@@ -88,6 +88,8 @@ class Work(Protocol):
 
     splits: bool
     """Whether a batch may be read in several parts."""
+    anywhere: bool
+    """Whether ``finish`` may run in one thread now and in another one then; user code may rely on its thread."""
 
     def read(self, prepared: Any, lo: int, hi: int) -> Any:
         """Read a part of a batch."""
@@ -109,6 +111,7 @@ class SampleWork:
     """
 
     splits = True
+    anywhere = False
 
     def __init__(self, source: BatchSource, collate_fn: CollateFn, pin: Callable[[Any], Any] | None) -> None:
         self._samples = source.samples
@@ -134,6 +137,7 @@ class ArrayWork:
     """
 
     splits = False
+    anywhere = True
 
     def __init__(self, read: Callable[[Any, int, int], Any]) -> None:
         self.read = read
