@@ -9,10 +9,7 @@ from __future__ import annotations
 from guideloom.testing.backends import (
     BackendWrapper,
     CountingBackend,
-    Fault,
-    FaultBackend,
     FileCounts,
-    LatencyBackend,
     MinimalBackend,
 )
 from guideloom.testing.conformance import BackendConformance
@@ -38,6 +35,7 @@ from guideloom.testing.records import (
 )
 from guideloom.testing.resume import check_resume, check_worlds, plain, reference
 from guideloom.testing.sparse import make_sparse_document, make_sparse_stream
+from guideloom.testing.trouble import Fault, FaultBackend, LatencyBackend
 
 __all__ = [
     "BackendConformance",
