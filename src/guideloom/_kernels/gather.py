@@ -158,17 +158,17 @@ def advise_maps() -> Any:
     return native.advise_maps
 
 
-def _populate_if_cached_numpy(address: int, nbytes: int) -> int:
-    """Twin of :func:`populate_if_cached`: it may always be left out."""
+def _populate_cached_numpy(address: int, nbytes: int) -> int:
+    """Twin of :func:`populate_cached`: it may always be left out."""
     return 0
 
 
-@kernel("int64(int64, int64)", twin=_populate_if_cached_numpy, build=True)
-def populate_if_cached() -> Any:
-    """Fill the page table of a map in one go when the whole file is in the page cache; reads nothing from a device.
+@kernel("int64(int64, int64)", twin=_populate_cached_numpy, build=True)
+def populate_cached() -> Any:
+    """Fill the page table of a map for what is in the page cache; reads nothing from a device.
 
-    ``(address, nbytes)``; returns 1 when it was done. Saves a page fault for every 64 KiB that is touched first.
+    ``(address, nbytes)``; returns the bytes now mapped. Saves a page fault for every 64 KiB that is touched first.
     """
     from guideloom._kernels import native
 
-    return native.populate_if_cached
+    return native.populate_cached

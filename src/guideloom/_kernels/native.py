@@ -6,7 +6,7 @@ kernel can be cached on disk, and the calls run without the GIL. They must be gl
 them
 would miss the cache each time.
 """
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined, call-overload"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined, call-overload, call-arg"
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import mmap
 import sys
 
 import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
@@ -57,6 +58,31 @@ mincore = types.ExternalFunction("mincore", types.int32(types.intp, types.uintp,
 PAGE_BYTES = mmap.PAGESIZE
 
 
+@intrinsic
+def _prefetch(typing_context, address):
+    def generate(context, builder, signature, arguments):
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        flag = ir.IntType(32)
+        signature = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], fnty=signature)
+        builder.call(function, [pointer, flag(0), flag(3), flag(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+# Runs between the one that is copied and the one whose pages are looked up; pages looked up of each.
+PREFETCH_RUNS, PREFETCH_PAGES = 2, 4
+
+
+@njit(nogil=True)
+def _look_up_pages(address, nbytes):
+    """Have the processor walk the page table for a run that comes soon, while it copies: a hint, which never faults."""
+    for page in range(min(PREFETCH_PAGES, nbytes // PAGE_BYTES + 1)):
+        _prefetch(address + page * PAGE_BYTES)
+    _prefetch(address + nbytes - 1)
+
+
 @njit(nogil=True)
 def _usage():
     """Return the blocks that this thread had read from devices, and how often it waited."""
@@ -90,20 +116,33 @@ def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, stat
         if n < 0 or src[r] < 0 or src[r] > sizes[f] - n or d < 0 or d > room - n:
             status[0] = BAD_RANGE
             return r
+        if r + PREFETCH_RUNS < hi:
+            soon = r + PREFETCH_RUNS
+            _look_up_pages(bases[file[soon]] + src[soon], nbytes[soon])
         memcpy(address + d, base + src[r], n)
     _note_usage(blocks, waits, status)
     return DONE
 
 
-def populate_if_cached(address, nbytes):
+def populate_cached(address, nbytes):
     pages = (nbytes + PAGE_BYTES - 1) // PAGE_BYTES
     resident = np.zeros(pages, np.uint8)
     if mincore(address, nbytes, resident.ctypes.data) != 0:
         return 0
-    for page in range(pages):
-        if resident[page] & 1 == 0:
-            return 0
-    return int(madvise(address, nbytes, np.int32(POPULATE_READ)) == 0)
+    populated = 0
+    first = 0
+    while first < pages:
+        if resident[first] & 1 == 0:
+            first += 1
+            continue
+        end = first + 1
+        while end < pages and resident[end] & 1 == 1:
+            end += 1
+        if madvise(address + first * PAGE_BYTES, (end - first) * PAGE_BYTES, np.int32(POPULATE_READ)) != 0:
+            return populated
+        populated += (end - first) * PAGE_BYTES
+        first = end
+    return populated
 
 
 def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):

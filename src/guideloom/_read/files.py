@@ -19,7 +19,7 @@ from guideloom._io.mapped import MmapIO, map_file
 from guideloom._io.pread import PosixPreadIO, advise_random
 from guideloom._io.seek import SeekIO
 from guideloom._kernels.columns import copy_code, spread_mapped
-from guideloom._kernels.gather import advise_files, advise_maps, gather_mapped, gather_pread, populate_if_cached
+from guideloom._kernels.gather import advise_files, advise_maps, gather_mapped, gather_pread, populate_cached
 from guideloom._kernels.status import BLOCKS, DONE, NOT_OPEN, STATUS_SIZE, WAITS
 from guideloom._read.asks import Spread
 from guideloom._read.fileset import FileSet, FileTable, PooledFileSet, default_capacity
@@ -29,7 +29,7 @@ U8 = npt.NDArray[np.uint8]
 
 
 MAX_POPULATED_BYTES = 4 << 30
-"""Most bytes of maps whose page tables are filled at once, for files that are in the page cache whole (2 MiB a GiB)."""
+"""Most bytes of maps whose page tables are filled when they are opened, for what is in the page cache (2 MiB a GiB)."""
 
 
 class PreadFileSet(PooledFileSet[int]):
@@ -89,7 +89,7 @@ class MappedFileSet(PooledFileSet[Any]):
         view = np.frombuffer(mapped, np.uint8)
         address = int(view.__array_interface__["data"][0])
         if sys.platform == "linux" and self._populated + size <= MAX_POPULATED_BYTES:
-            self._populated += size * int(populate_if_cached(address, size))
+            self._populated += populate_cached(address, size)
         return (mapped, view), address
 
     def spread(self, ask: Spread) -> None:
