@@ -20,6 +20,7 @@ import numpy as np
 
 from guideloom._base.checks import descr_of
 from guideloom._base.errors import ArgumentError, GuideLoomError, OutOfRangeError
+from guideloom._commands import clean, manifest, repair, upgrade, verify
 from guideloom._dataset.storages import DocumentStorage, StreamStorage, StreamWithMetaStorage
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.identity import identify_published
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status: 0, 1 when the reader of the output went away, 2 for an error that was reported.
+        Exit status: 0, 1 when something is damaged, was left as it was, or the reader of the output went away, 2 for an
+        error that was reported.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -57,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        print(options.command(options))
+        result: str | tuple[str, int] = options.command(options)
+        text, status = (result, 0) if isinstance(result, str) else result
+        print(text)
         sys.stdout.flush()
     except BrokenPipeError:
         # Without this the interpreter complains once more when it flushes stdout at its end.
@@ -66,11 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (GuideLoomError, OSError) as error:
         print(f"guideloom: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    return 0
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="guideloom", description="Look at GuideLoom data sets.")
+    parser = argparse.ArgumentParser(prog="guideloom", description="Look at GuideLoom data sets, check and mend them.")
     parser.add_argument("--version", action="version", version=f"guideloom {__version__}")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -91,6 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--shard", type=int, help="count INDEX from the first of this shard")
     show.add_argument("--length", type=int, default=16, help="elements to show (default: %(default)s)")
     show.add_argument("--bytes", type=int, default=400, help="bytes of each payload to show (default: %(default)s)")
+    verify.add(commands, _dtype)
+    repair.add(commands)
+    clean.add(commands)
+    manifest.add(commands)
+    upgrade.add(commands, _dtype)
     return parser
 
 

@@ -1,0 +1,51 @@
+"""``guideloom verify``: check everything, or records and sizes only."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from guideloom._commands.progress import progress_bar
+from guideloom._storage.verify import verify
+
+MAX_LINES = 50
+"""Notes that are printed; ``--json`` gives all. Errors are all printed."""
+
+
+def add(commands: Any, dtype: Any) -> None:
+    """Add the command to the parser; ``dtype`` parses a dtype."""
+    parser = commands.add_parser(
+        "verify",
+        help="check records, sizes and every byte",
+        description="Exit status: 0 nothing is damaged, 1 something is, 2 the check could not run.",
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="the data set's folder")
+    parser.add_argument("--quick", action="store_true", help="records, manifest and sizes only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--jobs", type=int, metavar="N", help="threads (default: one a core)")
+    parser.add_argument("--dtype", type=dtype, help="element dtype, for the published 1.x layout")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> tuple[str, int]:
+    """Check, and return what to print and the exit status."""
+    with progress_bar("verify") as progress:
+        report = verify(options.directory, options.quick, options.jobs, progress, options.dtype)
+    status = 0 if report.is_sound else 1
+    if options.json:
+        return json.dumps(report.as_json(), indent=2), status
+    notes = [finding for finding in report.findings if finding.severity == "note"]
+    lines = [str(finding) for finding in (*report.errors, *notes[:MAX_LINES])]
+    if len(notes) > MAX_LINES:
+        lines.append(f"... {len(notes) - MAX_LINES:,} more notes: --json lists them all")
+    looked = "records and sizes" if report.quick else f"{report.bytes_checked:,} bytes"
+    if report.layout != "current":
+        looked += "; the published 1.x layout has no checksums, so bytes could not be checked"
+    verdict = "sound" if report.is_sound else f"damaged: {len(report.errors)} errors"
+    lines.append(
+        f"{report.path}: {verdict} ({report.num_shards:,} shards, {report.num_parts:,} parts, {report.num_files:,} "
+        f"files; {looked})"
+    )
+    return "\n".join(lines), status
