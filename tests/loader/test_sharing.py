@@ -1,4 +1,4 @@
-"""When reading is shared: in a simulated run, by the cost of a batch either way."""
+"""How many threads share the reading: in simulated runs, by the cost of a batch with each number of them."""
 
 from __future__ import annotations
 
@@ -9,55 +9,84 @@ import pytest
 from guideloom._loader.sharing import Sharing
 
 
-def run(batches: int, alone_s: Callable[[int], float], shared_s: Callable[[int], float]) -> tuple[float, list[bool]]:
-    """Return the time of a run, and what was done for each batch."""
-    sharing = Sharing(True, 4)
-    total, modes = 0.0, []
+def run(batches: int, cost_s: Callable[[int, int], float], num_readers: int = 8) -> tuple[float, list[int]]:
+    """Return the time of a run with costs ``cost_s(number, width)``, and the width at each batch."""
+    sharing = Sharing(num_readers, 4)
+    total, widths = 0.0, []
     for number in range(batches):
-        mode = sharing.shared
-        cost = (shared_s if mode else alone_s)(number)
+        cost = cost_s(number, sharing.width)
         total += cost
-        modes.append(mode)
-        sharing.note(mode, cost)
-    return total, modes
+        widths.append(sharing.width)
+        sharing.note(sharing.shared, cost)
+    return total, widths
+
+
+def waiting(width: int) -> float:
+    """A device that serves any number of reads at once, in 5 ms."""
+    return 0.005 / max(1, width)
+
+
+def convoy(width: int) -> float:
+    """Reads that hold the interpreter lock: the more threads, the slower."""
+    return 0.0005 * (1 + width / 2)
 
 
 def test_cheap_batches_are_never_shared() -> None:
-    _, modes = run(5000, lambda number: 0.0001, lambda number: 0.001)
-    assert not any(modes)
+    _, widths = run(5000, lambda number, width: 0.0001 if not width else 0.001)
+    assert set(widths) == {0}
 
 
-def test_a_slow_device_is_shared_from_the_second_batch_on() -> None:
-    total, modes = run(5000, lambda number: 0.005, lambda number: 0.001)
-    assert modes[0] is False
-    assert all(modes[1:17])
-    assert total < 5000 * 0.001 * 1.1
+def test_one_slow_batch_does_not_count() -> None:
+    _, widths = run(5000, lambda number, width: 0.1 if number in (0, 900) else 0.0001)
+    assert set(widths) == {0}
 
 
-def test_sharing_that_does_not_pay_is_given_up() -> None:
-    total, modes = run(5000, lambda number: 0.0005, lambda number: 0.0015)
-    assert total < 5000 * 0.0005 * 1.1
-    assert sum(modes) < 150
+def test_a_slow_device_gets_all_threads_within_a_few_batches() -> None:
+    total, widths = run(5000, lambda number, width: waiting(width))
+    assert widths[:40] == [0] * 4 + [2] * 12 + [4] * 12 + [8] * 12
+    assert total < 1.1 * 5000 * waiting(8)
+
+
+@pytest.mark.parametrize("num_readers", [1, 2, 3, 8, 16])
+def test_a_convoy_is_avoided(num_readers: int) -> None:
+    total, widths = run(3000, lambda number, width: convoy(width), num_readers)
+    assert total < 1.05 * 3000 * convoy(0)
+    assert max(widths) <= 2
+
+
+def test_a_number_between_is_found() -> None:
+    costs = {0: 0.004, 2: 0.002, 4: 0.001, 8: 0.003}
+    total, widths = run(5000, lambda number, width: costs[width])
+    assert total < 1.1 * 5000 * costs[4]
+    assert set(widths) == {0, 2, 4, 8}
 
 
 def test_a_slow_start_does_not_decide_for_ever() -> None:
-    # Compilation, a cold cache: after a while a batch costs little.
-    total, modes = run(5000, lambda number: 0.00005 if number > 200 else 0.005, lambda number: 0.0004)
-    assert not any(modes[2000:])
-    assert total < 0.6
+    # A cold cache: after a while a batch costs little, and more with threads.
+    _, widths = run(8000, lambda number, width: waiting(width) if number < 200 else convoy(width) / 10)
+    assert 8 in widths[:100]
+    assert set(widths[6000:]) == {0}
 
 
 def test_a_device_that_becomes_slow_is_found_out() -> None:
-    _, modes = run(20_000, lambda number: 0.005 if number > 6000 else 0.0001, lambda number: 0.001)
-    assert not any(modes[:6000])
-    assert sum(modes[12_000:]) > 7500
+    _, widths = run(30_000, lambda number, width: waiting(width) if number > 6000 else convoy(width) / 10)
+    assert set(widths[:6000]) == {0}
+    assert 8 in widths[6000:7000]
+    assert widths[15_000:].count(8) > 14_000
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_batches_of_the_way_before_do_not_count(shared: bool) -> None:
-    sharing = Sharing(True, 4)
+def test_batches_of_the_way_before_do_not_count() -> None:
+    sharing = Sharing(8, 4)
     for _ in range(100):
         sharing.note(True, 100.0)
-    assert sharing.shared is False
-    sharing.note(False, 1.0)
-    assert sharing.shared is True
+    assert sharing.width == 0
+    for _ in range(4):
+        sharing.note(False, 1.0)
+    assert sharing.width == 2
+
+
+def test_without_threads_there_is_nothing_to_share() -> None:
+    sharing = Sharing(0, 4)
+    for _ in range(1000):
+        sharing.note(False, 1.0)
+    assert not sharing.shared

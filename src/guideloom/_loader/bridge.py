@@ -139,6 +139,10 @@ class Pinner:
         return self._runtime.pin(leaf)
 
 
+# Exact types that are no tensors and hold none: a list of hundreds of arrays is passed over at the speed of C.
+_NO_TENSORS = frozenset((bool, int, float, complex, str, bytes, bytearray, memoryview, type(None), np.ndarray))
+
+
 def transform(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """Apply ``leaf`` to each tensor in nested containers; containers in which nothing changed are kept."""
     if isinstance(value, _LEAVES):
@@ -178,6 +182,8 @@ def _transform_mapping(value: Mapping[Any, Any], leaf: Callable[[Any], Any]) -> 
 
 
 def _transform_sequence(value: Sequence[Any], leaf: Callable[[Any], Any]) -> Any:
+    if _NO_TENSORS.issuperset(map(type, value)):
+        return value
     items = [transform(item, leaf) for item in value]
     if all(new is old for new, old in zip(items, value, strict=True)):
         return value

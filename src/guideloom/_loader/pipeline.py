@@ -97,7 +97,9 @@ class ThreadFeed:
         self._part_rows = min(rows, -(-rows * max(1, prefetch) // max(1, num_workers))) if work.splits else rows
         self._num_parts = -(-rows // self._part_rows)
         # A single reading thread could only take turns with the caller, which would wait for it.
-        self._sharing = Sharing(num_workers > 0 and (prefetch > 0 or self._num_parts > 1), max(1, prefetch))
+        shareable = prefetch > 0 or self._num_parts > 1
+        self._sharing = Sharing(num_workers if shareable else 0, max(1, prefetch))
+        self._reading = 0
         self._cursor = 0
         self._slots: dict[int, _Slot] = {}
         self._head = 0
@@ -208,7 +210,7 @@ class ThreadFeed:
             self._batcher.wake()
 
     def _wake_reader(self) -> None:
-        if self._idle:
+        if self._idle and self._reading < self._sharing.width:
             self._idle.pop().wake()
 
     def _claim(self, limit: int) -> tuple[int, int] | None:
@@ -246,11 +248,18 @@ class ThreadFeed:
 
     def read_until_stopped(self, sleeper: Sleeper) -> None:
         """Body of a reading thread."""
+        task = None
         while not self._stopped:
             with self._mutex:
+                if task is not None:
+                    self._reading -= 1
+                    task = None
                 if self._cursor >= self._total * self._num_parts:
                     return
-                task = self._claim(self._limit()) if self._sharing.shared else None
+                if self._reading < self._sharing.width:
+                    self._reading += 1
+                    task = self._claim(self._limit())
+                    self._reading -= task is None
                 if task is None:
                     self._idle.append(sleeper)
             if task is None:
@@ -282,7 +291,9 @@ class ThreadFeed:
                     self._outbox.begun += 1
                     alone = True
                 else:
-                    if self._on_demand:
+                    # When sharing has just ended, parts of this batch may be left that no other thread will read.
+                    left = not sharing.shared and self._cursor < (number + 1) * self._num_parts
+                    if self._on_demand or left:
                         task = self._claim(limit)
                     elif self._cursor < limit * self._num_parts:
                         self._wake_reader()
@@ -302,7 +313,7 @@ class ThreadFeed:
                 self._batcher.sleep()
                 begun_at += perf_counter() - slept_at
         item = self._finished(parts)
-        if sharing.possible:
+        if sharing.num_readers:
             sharing.note(not alone, perf_counter() - begun_at)
         return item
 

@@ -1,4 +1,4 @@
-"""Whether it pays to share the reading of batches among threads, found out while they are read.
+"""How many threads should share the reading of batches, found out while they are read.
 
 Threads help where reads wait for a device or run long without the interpreter lock. Where they do not, every hand-over
 costs more than the read: it is then better that one thread reads alone, and the others sleep. What is delivered does
@@ -9,43 +9,71 @@ from __future__ import annotations
 
 # A batch that is made in less time is done before another thread has woken up.
 _WORTH_SHARING_S = 0.0002
-_BETTER = 0.9
+# More threads must be worth their noise; fewer are preferred when they do as well.
+_BETTER_WITH_MORE = 0.9
+_BETTER_WITH_FEWER = 1.0
 _ALONE_TRIAL = 4
-_SHARED_TRIAL = 16
-_FIRST_STRETCH = 64
-_LONG_STRETCH = 512
+_SHARED_TRIAL = 12
+_FIRST_STRETCH = 128
 _LONGEST_STRETCH = 4096
 
 
 class Sharing:
-    """Compares the cost of a batch made alone with that of one whose reading is shared, and prefers the cheaper way.
+    """Finds the number of threads with which a batch costs least, by trials of a few batches.
+
+    From one thread alone it climbs to 2, 4, 8, ... threads as long as that pays, and looks now and then whether fewer,
+    or more, do better by now. A trial that fails makes the next one rarer.
 
     Parameters
     ----------
-    possible : bool
-        Whether there are threads to share with.
+    num_readers : int
+        Threads to share with; 0: there is nothing to find out.
     window : int
         Batches that may be under way at once.
 
     Attributes
     ----------
-    shared : bool
-        What to do at present. Changed by ``note`` only.
+    width : int
+        How many of the threads may read at present; 0: one thread makes each batch alone. Changed by ``note`` only.
     """
 
-    __slots__ = ("_count", "_reference_s", "_stretch", "_sum_s", "_trial", "_until", "_window", "possible", "shared")
+    __slots__ = (
+        "_count",
+        "_level",
+        "_levels",
+        "_longest_s",
+        "_reference_s",
+        "_stretch",
+        "_sum_s",
+        "_trial",
+        "_until",
+        "_up",
+        "_window",
+        "num_readers",
+        "width",
+    )
 
-    def __init__(self, possible: bool, window: int) -> None:
-        self.possible = possible
-        self.shared = False
+    def __init__(self, num_readers: int, window: int) -> None:
+        self.num_readers = num_readers
+        self.width = 0
         self._window = window
-        self._trial = False
+        self._levels = [0]
+        while self._levels[-1] < num_readers:
+            self._levels.append(min(num_readers, max(2, 2 * self._levels[-1])))
+        self._level = 0
+        self._up = True
+        self._trial = 0
         self._reference_s = 0.0
         self._stretch = _FIRST_STRETCH
-        # One batch tells a slow device from a fast one.
-        self._until = 1
         self._count = 0
         self._sum_s = 0.0
+        self._longest_s = 0.0
+        self._until = _ALONE_TRIAL
+
+    @property
+    def shared(self) -> bool:
+        """Whether reading is shared at present."""
+        return self.width > 0
 
     def note(self, shared: bool, cost_s: float) -> None:
         """Take note of a batch.
@@ -53,30 +81,64 @@ class Sharing:
         Parameters
         ----------
         shared : bool
-            Whether its reading was shared; batches begun before the last change do not count.
+            Whether its reading was shared; batches begun before that changed do not count.
         cost_s : float
             Time since the batch before, in seconds, without waits for a slow caller.
         """
-        if shared is not self.shared:
+        if shared is not (self.width > 0):
             return
         self._count += 1
         self._sum_s += cost_s
-        if self._count < self._until:
+        if not shared:
+            # Of batches made alone the longest is left out: loading a kernel, say, happens once, and is no property of
+            # this way. Shared ones come in bursts, each after a long wait that belongs to all of them.
+            self._longest_s = max(self._longest_s, cost_s)
+        # A trial that cannot be won any more is over.
+        lost = self._trial and self._sum_s - self._longest_s > self._reference_s * self._until
+        if self._count < self._until and not lost:
             return
-        mean_s = self._sum_s / self._count
-        self._count, self._sum_s = 0, 0.0
-        if self._trial:
-            self._trial = False
-            if mean_s < _BETTER * self._reference_s:
-                self._stretch = _FIRST_STRETCH
-            else:
-                self.shared = not self.shared
-                self._stretch = min(max(_LONG_STRETCH, 2 * self._stretch), _LONGEST_STRETCH)
-            self._until = self._stretch
-        elif not self.shared and mean_s < _WORTH_SHARING_S:
-            self._until = self._stretch
-        else:
-            self._trial = True
+        mean_s = (self._sum_s - self._longest_s) / (self._count - (not shared))
+        if not self._trial:
             self._reference_s = mean_s
-            self.shared = not self.shared
-            self._until = max(_SHARED_TRIAL, 2 * self._window) if self.shared else _ALONE_TRIAL
+            self._try_next()
+        elif not lost and mean_s < self._reference_s * (_BETTER_WITH_MORE if self._trial > 0 else _BETTER_WITH_FEWER):
+            self._level += self._trial
+            self._reference_s = mean_s
+            self._stretch = _FIRST_STRETCH
+            self._try_next()
+        else:
+            self._up = self._trial < 0
+            self._settle()
+
+    def _try_next(self) -> None:
+        """Begin a trial of the level above, or below; settle where there is none."""
+        if self._level == 0:
+            self._up = True
+        elif self._level == len(self._levels) - 1 and not self._trial:
+            self._up = False
+        step = 1 if self._up else -1
+        if self._level == 0 and self._reference_s < _WORTH_SHARING_S:
+            # Looking costs nothing here.
+            self._stretch = _FIRST_STRETCH
+            self._settle()
+            return
+        if not 0 <= self._level + step < len(self._levels):
+            self._up = not self._up
+            self._settle()
+            return
+        self._trial = step
+        self.width = self._levels[self._level + step]
+        self._start(max(_SHARED_TRIAL, 2 * self._window) if self.width else _ALONE_TRIAL)
+
+    def _settle(self) -> None:
+        """Stay at the present level for a while."""
+        self._trial = 0
+        self.width = self._levels[self._level]
+        self._start(self._stretch)
+        self._stretch = min(4 * self._stretch, _LONGEST_STRETCH)
+
+    def _start(self, until: int) -> None:
+        self._until = until
+        self._count = 0
+        self._sum_s = 0.0
+        self._longest_s = 0.0
