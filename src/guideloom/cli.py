@@ -20,6 +20,7 @@ import numpy as np
 
 from guideloom._base.checks import descr_of
 from guideloom._base.errors import ArgumentError, GuideLoomError, OutOfRangeError
+from guideloom._bench import command as bench_command
 from guideloom._commands import clean, manifest, repair, upgrade, verify
 from guideloom._dataset.storages import DocumentStorage, StreamStorage, StreamWithMetaStorage
 from guideloom._storage.catalog import Catalog, Kind
@@ -100,7 +101,14 @@ def _parser() -> argparse.ArgumentParser:
     clean.add(commands)
     manifest.add(commands)
     upgrade.add(commands, _dtype)
+    bench = commands.add_parser("bench", parents=[common], help=bench_command.HELP)
+    bench_command.add_options(bench)
+    bench.set_defaults(command=_bench)
     return parser
+
+
+def _bench(options: argparse.Namespace) -> str:
+    return bench_command.run(options, open_any(options.directory, options.dtype))
 
 
 def _dtype(text: str) -> np.dtype[Any]:

@@ -1,0 +1,1 @@
+"""``guideloom bench``: which settings load one's own data fastest, here."""

@@ -1,0 +1,296 @@
+"""``guideloom bench``: the shape of what it says, its bounds, and what it recommends; no time is judged."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from guideloom import DocumentStorage, StreamNumpyFormat, StreamStorage, cli
+from guideloom._bench.advice import recommend
+from guideloom._bench.measure import ROUNDS, Row, measure, num_measurements
+from guideloom._bench.subject import Setting, Subject, backends, default_format, evict, keep, stack
+from guideloom.errors import ArgumentError
+from guideloom.testing import LatencyBackend, make_spans
+
+Bench = Callable[..., dict[str, Any]]
+FEW = ("--workers", "0,1", "--prefetch", "0,2", "--seconds", "0.4", "--batch-size", "4", "--backends", "pread,mmap")
+
+
+class Raw:
+    def pack(self, data: bytes) -> bytes:
+        return data
+
+    def unpack(self, encoded: Any, shard: int) -> bytes:
+        return bytes(encoded)
+
+
+def lengths(samples: list[Any]) -> Any:
+    return np.array([len(sample) for sample in samples])
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Path:
+    with StreamStorage(tmp_path / "s", StreamNumpyFormat(np.dtype([("token", "<u2")]))).sync_writer() as writer:
+        for shard in range(2):
+            writer.append(shard, {"token": np.arange(2000)})
+    return tmp_path / "s"
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    with DocumentStorage(tmp_path / "d", Raw()).sync_writer() as writer:
+        for number in range(40):
+            writer.append(number % 2, b"x" * number)
+    return tmp_path / "d"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Kernels are compiled before times are short."""
+    folder = tmp_path_factory.mktemp("compiled")
+    with StreamStorage(folder, StreamNumpyFormat(np.dtype([("token", "<u2")]))).sync_writer() as writer:
+        writer.append(0, {"token": np.arange(2000)})
+    measure(subject_of(folder), backends(), [Setting("pread", 0, 0), Setting("mmap", 0, 0)], seconds=0.1)
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
+    def bench(*arguments: object) -> dict[str, Any]:
+        status = cli.main(["bench", "--json", *map(str, (*FEW, *arguments))])
+        captured = capsys.readouterr()
+        assert (status, captured.err) == (0, "")
+        found: dict[str, Any] = json.loads(captured.out)
+        return found
+
+    return bench
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def refused(*arguments: object) -> str:
+        assert cli.main(["bench", *map(str, arguments)]) == 2
+        return capsys.readouterr().err
+
+    return refused
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+
+def test_every_setting_is_measured_warm_and_cold_and_beside_a_step(bench: Bench, stream: Path) -> None:
+    before = {path.name: path.read_bytes() for path in stream.iterdir()}
+    found = bench(stream, "--sequence-length", "64", "--cold", "--step-ms", "1", "--seconds", "4")
+    expected = list(itertools.product(("pread", "mmap"), (0, 1), (0, 2)))
+    assert [(row["backend"], row["workers"], row["prefetch"]) for row in found["rows"]] == expected
+    times = ("first_s", "batch_s", "rate", "cold_first_s", "cold_batch_s", "cold_rate", "wait_s")
+    assert all(row[key] > 0 for row in found["rows"] for key in times)
+    for row in found["rows"]:
+        assert row["rate"] == pytest.approx(4 * 64 / row["batch_s"])
+    assert (found["kind"], found["unit"], found["collate"], found["batch_bytes"]) == ("stream", "elements", "none", 512)
+    assert found["complete"] is True
+    assert 2 <= found["batches_of_a_warm_round"] <= 4000 // 64 // 4
+    assert found["recommendation"]["hidden"] in (True, False)
+    assert {path.name: path.read_bytes() for path in stream.iterdir()} == before
+
+
+def test_without_cold_and_step_nothing_is_said_of_them(bench: Bench, stream: Path) -> None:
+    found = bench(stream, "--sequence-length", "64")
+    assert all(row[key] is None for row in found["rows"] for key in ("cold_batch_s", "cold_rate", "wait_s"))
+    assert found["recommendation"]["hidden"] is None
+    assert any("MiB only" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("collate", ["stack", "list", "none"])
+def test_collate_of_streams(bench: Bench, stream: Path, collate: str) -> None:
+    assert bench(stream, "--sequence-length", "64", "--collate", collate)["collate"] == collate
+
+
+def test_documents_need_no_format(bench: Bench, documents: Path) -> None:
+    found = bench(documents)
+    assert (found["unit"], found["collate"], found["sequence_length"]) == ("documents", "list", None)
+
+
+def test_own_format_and_collate(bench: Bench, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bench_own.py").write_text(
+        "class Fmt:\n    def pack(self, d): return d\n    def unpack(self, b, s): return bytes(b)\n"
+        "def collate(xs):\n    assert all(type(x) is bytes for x in xs)\n    return len(xs)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert bench(documents, "--format", "bench_own:Fmt", "--collate", "bench_own:collate")["rows"][0]["batch_s"] > 0
+
+
+@pytest.mark.parametrize("collate", ["none", "stack"])
+def test_spans(bench: Bench, tmp_path: Path, collate: str) -> None:
+    make_spans(tmp_path / "m", [[5, 70, 1], [300, 20]])
+    assert bench(tmp_path / "m", "--sequence-length", "16", "--collate", collate)["kind"] == "stream_with_meta"
+
+
+def test_text_has_a_table_bars_and_a_recommendation(capsys: pytest.CaptureFixture[str], stream: Path) -> None:
+    assert cli.main(["bench", *FEW, str(stream), "--sequence-length", "64", "--cold", "--seconds", "3"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("█") > 4
+    assert "░" in text
+    assert "cold batch ms" in text
+    assert "recommended: read_interface=" in text
+    assert f"guideloom {cli.__version__}" in text
+
+
+def test_what_is_refused(refused: Callable[..., str], stream: Path, documents: Path, tmp_path: Path) -> None:
+    assert "--batch-size must be at least 1" in refused(stream, "--batch-size", "0")
+    assert "--seconds must be a number above 0" in refused(stream, "--seconds", "nan")
+    assert "expected some of" in refused(stream, "--backends", "floppy")
+    assert "leave --sequence-length out" in refused(documents, "--sequence-length", "4")
+    assert "use list, or your own" in refused(documents, "--collate", "none")
+    assert "use list, or your own" in refused(documents, "--collate", "stack")
+    assert "cannot import" in refused(stream, "--collate", "no_such_module:f")
+    assert "expected module:object" in refused(stream, "--collate", "json")
+    assert "global batch" in refused(stream, "--sequence-length", "3000")
+    assert "nothing" in refused(tmp_path / "nothing")
+
+
+# --- measuring --------------------------------------------------------------------------------------
+
+
+class Ticks:
+    """A clock that goes on by one second whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def subject_of(directory: Path) -> Subject:
+    import torch
+
+    catalog = cli.open_any(directory)
+    return Subject(directory, catalog, default_format(catalog), None, 64, 4, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("seconds", [1, 20, 60, 200])
+def test_time_is_bounded_whatever_the_settings(stream: Path, seconds: float) -> None:
+    settings = [Setting("pread", 0, prefetch) for prefetch in range(30)]
+    clock = Ticks()
+    measured = measure(subject_of(stream), backends(), settings, seconds=seconds, cold=True, step_s=1e-6, clock=clock)
+    # The measurement under way ends after the batch it waits for, a handful of looks at the clock.
+    assert clock.now <= seconds + 16
+    assert not measured.complete
+    assert len(measured.rows) == 30
+
+
+def test_progress_is_told_once_a_measurement(stream: Path) -> None:
+    said: list[str] = []
+    settings = [Setting("mmap", 0, 0), Setting("pread", 0, 1)]
+    measure(subject_of(stream), backends(), settings, seconds=1, cold=True, step_s=1e-4, progress=said.append)
+    assert len(said) == num_measurements(2, cold=True, step=True) == 1 + 2 * (ROUNDS + 2)
+
+
+def test_a_backend_that_waits_is_measured_through_its_documented_methods(stream: Path) -> None:
+    reads: list[int] = []
+    waiting = LatencyBackend(gate=lambda path, offset, size: reads.append(size))
+    measured = measure(subject_of(stream), {"slow": waiting}, [Setting("slow", 0, 0)], seconds=0.5)
+    assert measured.rows[0].batch_s is not None
+    # Each batch of 4 windows reads 4 windows of 128 bytes, or 5 runs where one crosses into the second shard.
+    assert reads.count(64 * 2) >= 4 * measured.batches
+
+
+def test_evicting_leaves_the_files_as_they_are(stream: Path) -> None:
+    paths = sorted(path for path in stream.iterdir() if path.suffix == ".bin")
+    before = [path.read_bytes() for path in paths]
+    share = evict(paths)
+    assert share is None or 0 <= share <= 1
+    assert [path.read_bytes() for path in paths] == before
+
+
+# --- formats and collate functions -------------------------------------------------------------------
+
+
+def test_stack_keeps_what_is_no_array() -> None:
+    samples = [{"a": np.arange(3) + k, "words": ["x"] * k} for k in range(2)]
+    batch = stack(samples)
+    assert batch["a"].tolist() == [[0, 1, 2], [1, 2, 3]]
+    assert batch["words"] == [[], ["x"]]
+    assert keep(samples) is samples
+
+
+def test_streams_of_the_published_layout_need_a_dtype(tmp_path: Path) -> None:
+    (tmp_path / "0000000.in_band.bin").write_bytes(bytes(64))
+    with pytest.raises(ArgumentError, match="--dtype"):
+        default_format(cli.open_any(tmp_path))
+
+
+# --- advice ------------------------------------------------------------------------------------------
+
+
+def rows(times: dict[tuple[str, int, int], float], waits: dict[tuple[str, int, int], float] | None = None) -> list[Row]:
+    return [Row(Setting(*key), first_s=1.0, batch_s=time, wait_s=(waits or {}).get(key)) for key, time in times.items()]
+
+
+def chosen(found: Any) -> tuple[str, int, int]:
+    return found.setting.backend, found.setting.workers, found.setting.prefetch
+
+
+def test_nothing_measured_is_no_advice() -> None:
+    assert recommend([Row(Setting("pread", 0, 0))]) is None
+
+
+def test_workers_that_help_are_recommended() -> None:
+    """As on a disk that makes reads wait."""
+    found = recommend(rows({("pread", 0, 0): 9.0, ("pread", 0, 4): 8.0, ("pread", 1, 4): 8.0, ("pread", 4, 4): 2.0}))
+    assert chosen(found) == ("pread", 4, 4)
+    assert any("4.0 times as fast" in reason for reason in found.reasons)  # type: ignore[union-attr]
+
+
+def test_workers_that_do_not_help_are_not() -> None:
+    """As in the page cache; a little faster is noise."""
+    found = recommend(rows({("mmap", 0, 0): 1.0, ("mmap", 0, 4): 1.03, ("mmap", 2, 4): 1.0, ("seek", 0, 4): 4.0}))
+    assert chosen(found) == ("mmap", 0, 4)
+    assert any("workers do not help" in reason for reason in found.reasons)  # type: ignore[union-attr]
+
+
+def test_cold_times_count_where_there_are_any() -> None:
+    slow, fast = Row(Setting("mmap", 0, 4), 1, 1.0, 1, 50.0), Row(Setting("pread", 2, 4), 1, 2.0, 1, 5.0)
+    assert chosen(recommend([slow, fast])) == ("pread", 2, 4)
+
+
+def test_of_the_settings_that_hide_loading_the_cheapest_is_chosen() -> None:
+    times = {("mmap", 0, 0): 0.5, ("mmap", 0, 4): 0.6, ("pread", 0, 4): 0.9, ("pread", 2, 8): 0.4}
+    waits = {("mmap", 0, 0): 0.5, ("mmap", 0, 4): 0.001, ("pread", 0, 4): 0.01, ("pread", 2, 8): 0.0}
+    found = recommend(rows(times, waits), step_s=1.0)
+    assert (chosen(found), found.hidden) == (("pread", 0, 4), True)  # type: ignore[union-attr]
+
+
+def test_loading_that_cannot_be_hidden_is_said() -> None:
+    times = {("pread", 0, 4): 4.0, ("pread", 2, 4): 2.0}
+    found = recommend(rows(times, {("pread", 0, 4): 3.0, ("pread", 2, 4): 1.0}), step_s=1.0)
+    assert (chosen(found), found.hidden) == (("pread", 2, 4), False)  # type: ignore[union-attr]
+    assert "not hidden" in found.reasons[0]  # type: ignore[union-attr]
+
+
+def test_a_warm_wait_does_not_hide_a_cold_disk() -> None:
+    row = Row(Setting("pread", 0, 4), 1, 0.1, 1, 5.0, wait_s=0.0)
+    found = recommend([row], step_s=1.0)
+    assert found is not None
+    assert found.hidden is False
+
+
+def all_rows() -> Iterator[list[Row]]:
+    values = (1.0, 1.02, 5.0)
+    for times in itertools.product(values, repeat=4):
+        yield rows(dict(zip((("seek", 0, 0), ("pread", 0, 2), ("mmap", 1, 2), ("mmap", 2, 8)), times, strict=True)))
+
+
+def test_the_choice_is_never_much_slower_than_the_best_with_look_ahead() -> None:
+    for measured in all_rows():
+        found = recommend(measured)
+        assert found is not None
+        times = {row.setting: row.batch_s for row in measured if row.setting.prefetch and row.batch_s}
+        assert times[found.setting] <= min(times.values()) / 0.92
