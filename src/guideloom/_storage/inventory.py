@@ -193,6 +193,7 @@ def _read_records(inventory: Inventory) -> None:
                 "record", name, "a version this GuideLoom reads", error.message, "upgrade guideloom", at=numbers
             )
             inventory.damaged.add(numbers)
+            inventory.not_ours.add(numbers)
             continue
         except (DataSetError, OSError) as error:
             text = error.message if isinstance(error, DataSetError) else str(error.strerror)
@@ -351,7 +352,10 @@ def _check_holes(inventory: Inventory) -> None:
     shards = inventory.shards()
     if not shards:
         return
+    reported = {(finding.shard, finding.part) for finding in inventory.findings if finding.what == "missing"}
     for low, high in gaps(sorted(shards)):
+        if all((shard, 0) in reported for shard in range(low, min(high, low + len(reported) + 1))):
+            continue
         which = f"shard {low}" if high == low + 1 else f"shards {low} to {high - 1}"
         inventory.add(
             "hole",
@@ -367,6 +371,8 @@ def _check_holes(inventory: Inventory) -> None:
         expected = chain[0] if row is not None and row.replaces else 0
         for part in chain:
             if part != expected:
+                if (shard, expected) in reported:
+                    break
                 inventory.add(
                     "hole",
                     record_name(shard, expected),
