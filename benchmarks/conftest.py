@@ -1,0 +1,82 @@
+"""Data that the benchmarks share, and what they count."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from guideloom import DocumentNumpyFormat, DocumentStorage, StreamNumpyFormat, StreamStorage, StreamWithMetaStorage
+from guideloom._read.fileset import FileSet
+from guideloom.testing import IdSpanFormat, make_spans
+
+LENGTH, BATCH, SHARDS = 2048, 32, 4
+TOKEN = np.dtype([("tokens", "<i4")])
+
+
+@pytest.fixture(scope="session")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """4 shards of 1 Mi tokens, 16 MiB: 64 batches of 32 windows of 2,048."""
+    folder = tmp_path_factory.mktemp("stream")
+    with StreamStorage(folder, StreamNumpyFormat(TOKEN)).sync_writer() as writer:
+        for shard in range(SHARDS):
+            writer.append(shard, {"tokens": np.arange(1 << 20, dtype=np.int32) + shard})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2,048 documents of 256 to 1,024 tokens in 4 shards."""
+    folder = tmp_path_factory.mktemp("documents")
+    sizes = np.random.default_rng(0).integers(256, 1024, 2048).tolist()
+    with DocumentStorage(folder, DocumentNumpyFormat({"tokens": "<i4"})).sync_writer() as writer:
+        for number, size in enumerate(sizes):
+            writer.append(number * SHARDS // 2048, {"tokens": np.arange(size, dtype=np.int32)})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """4 shards of 1,024 spans of 1 to 199 elements, about 100 on average."""
+    folder = tmp_path_factory.mktemp("spans")
+    lengths = np.random.default_rng(0).integers(1, 200, (SHARDS, 1024)).tolist()
+    make_spans(folder, lengths, np.dtype("<i8"), per_append=64)
+    return folder
+
+
+def stream_storage(folder: Path, backend: Any) -> StreamStorage:
+    return StreamStorage(folder, StreamNumpyFormat(TOKEN), backend)
+
+
+def document_storage(folder: Path, backend: Any) -> DocumentStorage:
+    return DocumentStorage(folder, DocumentNumpyFormat({"tokens": "<i4"}), backend)
+
+
+def span_storage(folder: Path, backend: Any) -> StreamWithMetaStorage:
+    return StreamWithMetaStorage(folder, IdSpanFormat(np.dtype("<i8")), backend)
+
+
+@pytest.fixture
+def gathers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry for each gather that a reader carries out, from here on."""
+    seen: list[str] = []
+    carry_out = FileSet.carry_out
+
+    def counted(self: FileSet, ask: Any) -> None:
+        seen.append(type(ask).__name__)
+        carry_out(self, ask)
+
+    monkeypatch.setattr(FileSet, "carry_out", counted)
+    return seen
+
+
+@pytest.fixture
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count what is made durable instead of doing it: thousands of shards are made in seconds."""
+    calls: list[int] = []
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, calls.append)
+    return calls

@@ -1,0 +1,119 @@
+"""What loading costs beside a training step: the step's time with batches in memory against batches of GuideLoom.
+
+    python -m benchmarks.trainer [DIR] [--steps 30] [--rounds 5] [--width 128]
+
+The step is real (an embedding, two matrix products, backward, an optimiser) and keeps all of torch's threads busy on
+the CPU, which is the hardest case: whatever a loading thread takes, it takes from the step. Ways of loading take turns,
+and medians over all rounds are compared. Without DIR it makes a data set of 64 MiB in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from guideloom import StatefulDataLoader, StreamDataset, StreamNumpyFormat, StreamStorage
+from guideloom.io import PosixPreadIO
+
+TOKEN = np.dtype([("tokens", "<i4")])
+VOCABULARY = 8192
+
+
+class Step:
+    """One step of a small model."""
+
+    def __init__(self, width: int) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(
+            torch.nn.Embedding(VOCABULARY, width),
+            torch.nn.Linear(width, 4 * width),
+            torch.nn.GELU(),
+            torch.nn.Linear(4 * width, width),
+        )
+        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+
+    def __call__(self, batch: Any) -> None:
+        tokens = batch["tokens"][:, :256].long() % VOCABULARY
+        self.optimiser.zero_grad(set_to_none=True)
+        self.model(tokens).square().mean().backward()
+        self.optimiser.step()
+
+
+def make(folder: Path) -> Path:
+    with StreamStorage(folder, StreamNumpyFormat(TOKEN)).sync_writer() as writer:
+        for shard in range(4):
+            writer.append(shard, {"tokens": np.random.default_rng(shard).integers(0, VOCABULARY, 1 << 22, np.int32)})
+    return folder
+
+
+def times(step: Step, batches: Iterator[Any], num: int) -> list[float]:
+    """Seconds of each step, its batch included, after three that do not count."""
+    for batch in islice(batches, 3):
+        step(batch)
+    found = []
+    for _ in range(num):
+        begun = time.perf_counter()
+        step(next(batches))
+        found.append(time.perf_counter() - begun)
+    return found
+
+
+def compare(folder: Path, steps: int, rounds: int, width: int) -> dict[str, Any]:
+    """Return the median step for each way of loading, in seconds, and its ratio to batches in memory."""
+    step = Step(width)
+    dataset = StreamDataset(StreamStorage(folder, StreamNumpyFormat(TOKEN), PosixPreadIO()), 2048)
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        with loader(dataset, 0, 0) as source:
+            ready = list(islice(iter(source), 8))
+        found.setdefault("memory", []).extend(times(step, cycle(ready), steps))
+        for workers, prefetch in ((0, 0), (0, 4), (1, 4)):
+            with loader(dataset, workers, prefetch) as source:
+                name = f"workers={workers} prefetch={prefetch}"
+                found.setdefault(name, []).extend(times(step, iter(source), steps))
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    return {
+        "threads": torch.get_num_threads(),
+        "steps": steps * rounds,
+        "step_s": medians,
+        "ratio": {name: value / medians["memory"] for name, value in medians.items()},
+    }
+
+
+def loader(dataset: StreamDataset, workers: int, prefetch: int) -> StatefulDataLoader:
+    return StatefulDataLoader(
+        dataset,
+        None,
+        local_batch_size=32,
+        num_workers=workers,
+        prefetch=prefetch,
+        shuffle=True,
+        shuffle_seed=1,
+        device=torch.device("cpu"),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Step time with GuideLoom against batches in memory.")
+    parser.add_argument("directory", nargs="?", type=Path, help="a stream with one int32 field named tokens")
+    parser.add_argument("--steps", type=int, default=30, help="steps of a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--width", type=int, default=128, help="of the model (default: %(default)s)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.directory or make(Path(scratch))
+        print(json.dumps(compare(folder, options.steps, options.rounds, options.width), indent=2))
+
+
+if __name__ == "__main__":
+    main()
