@@ -31,6 +31,12 @@ WAYS: list[dict[str, Any]] = [
 @pytest.fixture
 def _alarm() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
+        # In a finaliser or a callback of the collector Python itself would swallow the interrupt, and threading would
+        # list a thread for ever whose start it met.
+        hidden = ("__del__", "gc_callback", "_remove")
+        if frame is None or frame.f_code.co_name in hidden or frame.f_code.co_filename == threading.__file__:
+            signal.setitimer(signal.ITIMER_REAL, 0.0001)
+            return
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -51,12 +57,13 @@ def test_an_interrupt_at_any_moment_loses_no_batch(way: dict[str, Any]) -> None:
             last = None
             iterator = None
             try:
-                # Again and again: an interrupt that falls into a finaliser is swallowed by the interpreter.
-                signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.0001, 0.01), 0.02)
+                signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.0001, 0.01))
                 iterator = iter(loader)
                 for number, batch in enumerate(iterator, position):
                     assert batch == [number]
                     last = number
+                    if number - position > 20_000:
+                        break  # the interpreter swallowed the interrupt: it fell into a finaliser
             except KeyboardInterrupt:
                 pass
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -64,8 +71,13 @@ def test_an_interrupt_at_any_moment_loses_no_batch(way: dict[str, Any]) -> None:
             if iterator is not None:
                 iterator.close()
             del iterator
-            assert loader.state_dict()["observation_offset"] - delivered in (0, 1)
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("guideloom")] == []
+            ahead = loader.state_dict()["observation_offset"] - delivered
+            assert ahead in (0, 1), (ahead, position, last)
+    # Threads that an interrupt kept from being counted were told to stop; they may be on their way.
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("guideloom")]
+    for thread in ours:
+        thread.join(5)
+    assert [thread.name for thread in ours if thread.is_alive()] == []
 
 
 def start(way: dict[str, Any], body: str) -> subprocess.Popen[str]:

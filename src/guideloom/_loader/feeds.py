@@ -15,6 +15,7 @@ from guideloom._loader.bridge import PinnedArrays, Pinner
 from guideloom._loader.iterator import Opened
 from guideloom._loader.pipeline import ThreadFeed
 from guideloom._loader.processes import ProcessFeed
+from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import ArrayWork, CollateFn, Feed, SampleWork, Schedule, SerialFeed, Work
 
 
@@ -31,16 +32,15 @@ class FeedOptions:
     prefetch: int
 
 
-def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule) -> Feed:
-    """Start what makes the batches of ``schedule``; ``opened`` gets to know it."""
+def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing: Sharing) -> Feed:
+    """Start what makes the batches of ``schedule``; ``opened`` gets to know it before the first thread starts."""
     pinner = Pinner(options.device) if options.pin_memory else None
     if not schedule.num_batches:
         return SerialFeed(schedule, _array_work(opened.source, None))
     enter_thread = _nothing if pinner is None else pinner.enter_thread
-    feed: Feed
     if options.num_workers and options.parallel_method == "process":
         received = _received(options.collate_fn, pinner)
-        feed = ProcessFeed(
+        return ProcessFeed(
             options.dataset,
             options.collate_fn,
             schedule,
@@ -48,19 +48,25 @@ def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule) -> Feed:
             options.prefetch,
             enter_thread,
             received,
+            opened.feeds.append,
         )
+    work: Work
+    if options.collate_fn is None:
+        work = _array_work(opened.source, pinner)
     else:
-        work: Work
-        if options.collate_fn is None:
-            work = _array_work(opened.source, pinner)
-        else:
-            work = SampleWork(opened.source, options.collate_fn, pinner)
-        if not options.num_workers and not options.prefetch:
-            return SerialFeed(schedule, work)
-        opened.retain()
-        feed = ThreadFeed(schedule, work, options.num_workers, options.prefetch, enter_thread, opened.release)
-    opened.feeds.append(feed)
-    return feed
+        work = SampleWork(opened.source, options.collate_fn, pinner)
+    if not options.num_workers and not options.prefetch:
+        return SerialFeed(schedule, work)
+    return ThreadFeed(
+        schedule,
+        work,
+        options.num_workers,
+        options.prefetch,
+        sharing,
+        enter_thread,
+        opened.lend,
+        opened.release,
+    )
 
 
 def _array_work(source: BatchSource, pinner: Pinner | None) -> ArrayWork:

@@ -112,10 +112,11 @@ class Opened:
         self._users = 1
         self._lock = threading.Lock()
 
-    def retain(self) -> None:
-        """Keep the reader open until one more ``release``."""
+    def lend(self, feed: Feed) -> None:
+        """Keep the reader open until ``feed`` has called ``release``."""
         with self._lock:
             self._users += 1
+        self.feeds.append(feed)
 
     def release(self) -> None:
         """Give up the reader."""
@@ -137,6 +138,9 @@ class Feeds:
         self._feeds: list[Feed] = []
 
     def append(self, feed: Feed) -> None:
+        # One iterator is live at a time. Others were stopped, unless an interrupt came between a feed and its iterator.
+        for old in self._feeds:
+            old.stop()
         self._feeds = [old for old in self._feeds if not old.join(0)]
         self._feeds.append(feed)
 

@@ -25,6 +25,7 @@ from guideloom._loader import bridge
 from guideloom._loader.bridge import Mover
 from guideloom._loader.feeds import FeedOptions, make_feed
 from guideloom._loader.iterator import CLOSE_TIMEOUT_S, LoaderIterator, Opened
+from guideloom._loader.sharing import Sharing
 from guideloom._loader.state import (
     Fixed,
     Position,
@@ -156,6 +157,7 @@ class StatefulDataLoader:
             self._pin_memory,
             self._prefetch,
         )
+        self._sharing = Sharing(self._num_workers, max(1, self._prefetch))
         self._warn()
         self._position = Position()
         self._opened: Opened | None = None
@@ -376,13 +378,8 @@ class StatefulDataLoader:
             )
         order = make_order(opened.source.size, self._shuffle, self._seed, self._position.epoch)
         schedule = Schedule(opened.source, order, opened.partition, self._position.offset)
-        iterator = LoaderIterator(
-            self._delivered,
-            make_feed(self._options, opened, schedule),
-            Mover(self._device),
-            opened.partition,
-            self._position,
-        )
+        feed = make_feed(self._options, opened, schedule, self._sharing)
+        iterator = LoaderIterator(self._delivered, feed, Mover(self._device), opened.partition, self._position)
         self._iterator = weakref.ref(iterator)
         return iterator
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 from guideloom._loader.outbox import PARKED, Failure, Outbox, Sleeper
 from guideloom._loader.sharing import Sharing
-from guideloom._loader.work import EndOfEpoch, Schedule, Work
+from guideloom._loader.work import EndOfEpoch, Feed, Schedule, Work
 
 _EXIT_TIMEOUT_S = 1.0
 # A caller that comes back so soon, so many times in a row, does nothing with its batches but take them.
@@ -25,12 +24,17 @@ _IDLE_S = 0.00002
 _NUM_QUICK = 16
 
 
-_FEEDS: weakref.WeakSet[Any] = weakref.WeakSet()
+_FEEDS: set[Feed] = set()
 
 
-def register(feed: Any) -> None:
+def register(feed: Feed) -> None:
     """Have ``feed`` stopped and joined when the interpreter exits."""
     _FEEDS.add(feed)
+
+
+def unregister(feed: Feed) -> None:
+    """Forget a feed whose threads have ended."""
+    _FEEDS.discard(feed)
 
 
 @atexit.register
@@ -65,8 +69,12 @@ class ThreadFeed:
     prefetch : int
         Batches made ahead by a thread of their own; 0: nothing is read ahead, the caller makes each batch with the
         help of the reading threads.
+    sharing : Sharing
+        What was found out about reading threads so far; made for ``num_workers`` and ``prefetch``.
     enter_thread : callable
         Called first in the batch thread.
+    on_start : callable
+        Called once, with this object, before the first thread starts.
     on_ended : callable
         Called once, by the last thread to end: from then on nothing reads any more.
 
@@ -83,7 +91,9 @@ class ThreadFeed:
         work: Work,
         num_workers: int,
         prefetch: int,
+        sharing: Sharing,
         enter_thread: Callable[[], None],
+        on_start: Callable[[Feed], None],
         on_ended: Callable[[], None],
     ) -> None:
         self._schedule = schedule
@@ -96,9 +106,8 @@ class ThreadFeed:
         rows = schedule.batch_size
         self._part_rows = min(rows, -(-rows * max(1, prefetch) // max(1, num_workers))) if work.splits else rows
         self._num_parts = -(-rows // self._part_rows)
-        # A single reading thread could only take turns with the caller, which would wait for it.
-        shareable = prefetch > 0 or self._num_parts > 1
-        self._sharing = Sharing(num_workers if shareable else 0, max(1, prefetch))
+        self._sharing = sharing
+        self._can_share = num_workers > 0 and (prefetch > 0 or self._num_parts > 1)
         self._reading = 0
         self._cursor = 0
         self._slots: dict[int, _Slot] = {}
@@ -114,22 +123,20 @@ class ThreadFeed:
         self._stopped = False
         self._on_ended = on_ended
         self._pid = os.getpid()
-        targets: list[Callable[[], None]] = [_Reading(self, sleeper) for sleeper in self._readers]
+        bodies: list[_Body] = [_Reading(self, sleeper) for sleeper in self._readers]
         if not self._on_demand:
-            targets.append(_Batching(self, enter_thread))
-        self._alive = len(targets)
-        self._threads: list[threading.Thread] = []
+            bodies.append(_Batching(self, enter_thread))
+        self._alive = len(bodies)
+        self._threads = [threading.Thread(target=body, name=body.name, daemon=True) for body in bodies]
         register(self)
+        on_start(self)
         try:
-            for target in targets:
-                name = f"guideloom-{type(target).__name__.strip('_').lower()}"
-                thread = threading.Thread(target=target, name=name, daemon=True)
+            for thread in self._threads:
                 thread.start()
-                self._threads.append(thread)
         except BaseException:
             self.stop()
-            for _ in range(len(targets) - len(self._threads)):
-                self.ended()
+            for body in bodies:
+                body.give_up()
             raise
 
     # --- the caller's side ---
@@ -190,7 +197,8 @@ class ThreadFeed:
         """See :class:`Feed`."""
         deadline = perf_counter() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, deadline - perf_counter()))
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - perf_counter()))
         return not any(thread.is_alive() for thread in self._threads)
 
     # --- with the mutex held ---
@@ -313,7 +321,7 @@ class ThreadFeed:
                 self._batcher.sleep()
                 begun_at += perf_counter() - slept_at
         item = self._finished(parts)
-        if sharing.num_readers:
+        if self._can_share:
             sharing.note(not alone, perf_counter() - begun_at)
         return item
 
@@ -368,31 +376,56 @@ class ThreadFeed:
             last = self._alive == 0
         if last:
             self._slots.clear()
+            unregister(self)
             self._on_ended()
 
 
-class _Reading:
+class _Body:
+    """What one thread does: the thread begins it, or the feed gives it up, should its start be interrupted."""
+
+    name = ""
+
+    def __init__(self, feed: ThreadFeed) -> None:
+        self.feed = feed
+        self._claim = threading.Lock()
+
+    def __call__(self) -> None:
+        if self._claim.acquire(blocking=False):
+            try:
+                self.run()
+            finally:
+                self.feed.ended()
+
+    def give_up(self) -> None:
+        """Keep the thread from beginning, if it has not begun."""
+        if self._claim.acquire(blocking=False):
+            self.feed.ended()
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+
+class _Reading(_Body):
+    name = "guideloom-reading"
+
     def __init__(self, feed: ThreadFeed, sleeper: Sleeper) -> None:
-        self._feed = feed
+        super().__init__(feed)
         self._sleeper = sleeper
 
-    def __call__(self) -> None:
-        try:
-            self._feed.read_until_stopped(self._sleeper)
-        finally:
-            self._feed.ended()
+    def run(self) -> None:
+        self.feed.read_until_stopped(self._sleeper)
 
 
-class _Batching:
+class _Batching(_Body):
+    name = "guideloom-batching"
+
     def __init__(self, feed: ThreadFeed, enter_thread: Callable[[], None]) -> None:
-        self._feed = feed
+        super().__init__(feed)
         self._enter_thread = enter_thread
 
-    def __call__(self) -> None:
+    def run(self) -> None:
         try:
             self._enter_thread()
-            self._feed.make_until_stopped()
+            self.feed.make_until_stopped()
         except BaseException as error:  # noqa: BLE001  whatever it is, it is raised at the next batch
-            self._feed.fail(error)
-        finally:
-            self._feed.ended()
+            self.feed.fail(error)

@@ -27,8 +27,8 @@ from guideloom._base.errors import ArgumentError
 from guideloom._base.protocols import DatasetAbstract
 from guideloom._dataset.source import BatchSource, source_of
 from guideloom._loader.outbox import Failure, Outbox
-from guideloom._loader.pipeline import register
-from guideloom._loader.work import CollateFn, Schedule
+from guideloom._loader.pipeline import register, unregister
+from guideloom._loader.work import CollateFn, Feed, Schedule
 from guideloom._plan.order import Order
 
 # The command after the present one waits in the worker's pipe, so that it never idles.
@@ -100,6 +100,8 @@ class ProcessFeed:
         Called first in our thread.
     received : callable or None
         What is done to each batch, in our thread.
+    on_start : callable
+        Called once, with this object, before the thread starts.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class ProcessFeed:
         prefetch: int,
         enter_thread: Callable[[], None],
         received: Callable[[Any], Any] | None,
+        on_start: Callable[[Feed], None],
     ) -> None:
         self._schedule = schedule
         self._total = schedule.num_batches
@@ -136,8 +139,18 @@ class ProcessFeed:
             self._end_workers()
             raise
         self._thread = threading.Thread(target=self._run, name="guideloom-processes", daemon=True)
+        # Of the thread and a start that was interrupted, one ends the workers.
+        self._claim = threading.Lock()
         register(self)
-        self._thread.start()
+        on_start(self)
+        try:
+            self._thread.start()
+        except BaseException:
+            self.stop()
+            if self._claim.acquire(blocking=False):
+                self._end_workers()
+                unregister(self)
+            raise
 
     # --- the caller's side ---
 
@@ -160,7 +173,8 @@ class ProcessFeed:
 
     def join(self, timeout_s: float) -> bool:
         """See :class:`Feed`."""
-        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _wake(self) -> None:
@@ -170,6 +184,8 @@ class ProcessFeed:
     # --- our thread ---
 
     def _run(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return
         try:
             self._enter_thread()
             self._serve()
@@ -178,6 +194,7 @@ class ProcessFeed:
         finally:
             self._end_workers()
             self._results.clear()
+            unregister(self)
 
     def _serve(self) -> None:
         head = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 # A batch that is made in less time is done before another thread has woken up.
 _WORTH_SHARING_S = 0.0002
 # More threads must be worth their noise; fewer are preferred when they do as well.
-_BETTER_WITH_MORE = 0.9
+_BETTER_WITH_MORE = 0.75
 _BETTER_WITH_FEWER = 1.0
 _ALONE_TRIAL = 4
 _SHARED_TRIAL = 12
@@ -19,7 +19,7 @@ _LONGEST_STRETCH = 4096
 
 
 class Sharing:
-    """Finds the number of threads with which a batch costs least, by trials of a few batches.
+    """Finds the number of threads with which a batch costs least, by trials of a few batches; over several epochs.
 
     From one thread alone it climbs to 2, 4, 8, ... threads as long as that pays, and looks now and then whether fewer,
     or more, do better by now. A trial that fails makes the next one rarer.
@@ -59,7 +59,9 @@ class Sharing:
         self._window = window
         self._levels = [0]
         while self._levels[-1] < num_readers:
-            self._levels.append(min(num_readers, max(2, 2 * self._levels[-1])))
+            doubled = max(2, 2 * self._levels[-1])
+            # A last step of a few threads more could not be told from noise.
+            self._levels.append(doubled if 1.5 * doubled <= num_readers else num_readers)
         self._level = 0
         self._up = True
         self._trial = 0
