@@ -28,7 +28,7 @@ class PlainReader(IOSyncReaderAbstract):
         self.path = path
 
     def open(self) -> None:
-        self.file = open(self.path, "rb")
+        self.file = open(self.path, "rb")  # noqa: SIM115
         self.busy = False
 
     def close(self) -> None:

@@ -30,8 +30,8 @@ def test_spans_of_a_run(spans: list[tuple[int, int]], stride: int, data: st.Data
     sample = np.ascontiguousarray(rows[:-1:stride, 0])
     block_row, block_size = np.zeros((2, 1), np.int64)
     missing = find_blocks(
-        one * 0, one * begin, one * (end - begin), np.array([0, sample.size]), sample, one, one * stride, one * len(spans),
-        block_row, block_size,
+        one * 0, one * begin, one * (end - begin), np.array([0, sample.size]), sample, one, one * stride,
+        one * len(spans), block_row, block_size,
     )  # fmt: skip
     assert missing == -1
     table = np.ascontiguousarray(rows[block_row[0] : block_row[0] + block_size[0]])
@@ -63,8 +63,10 @@ def test_spans_of_a_run(spans: list[tuple[int, int]], stride: int, data: st.Data
 
 def test_segment_without_samples_is_named() -> None:
     one = np.ones(2, np.int64)
-    found = find_blocks(np.array([0, 1]), one * 0, one, np.array([0, 1, 1]), np.zeros(1, np.int64), np.array([1, 0]), one, one,
-                        one.copy(), one.copy())  # fmt: skip
+    found = find_blocks(
+        np.array([0, 1]), one * 0, one, np.array([0, 1, 1]), np.zeros(1, np.int64), np.array([1, 0]), one, one,
+        one.copy(), one.copy(),
+    )  # fmt: skip
     assert found == 1
 
 

@@ -22,6 +22,7 @@ from guideloom._dataset.documents import DocumentDataset
 from guideloom._dataset.source import source_of
 from guideloom._dataset.windows import StreamDataset
 from guideloom._loader import bridge
+from guideloom._loader.arguments import at_least, level_outside
 from guideloom._loader.bridge import Mover
 from guideloom._loader.feeds import FeedOptions, make_feed
 from guideloom._loader.iterator import CLOSE_TIMEOUT_S, LoaderIterator, Opened
@@ -130,13 +131,13 @@ class StatefulDataLoader:
             raise ArgumentError(f"parallel_method must be 'thread' or 'process', found {parallel_method!r}")
         self._dataset = dataset
         self._collate_fn = collate_fn
-        self._local_batch_size = _at_least("local_batch_size", local_batch_size, 1)
-        self._world_size = _at_least("world_size", world_size, 1)
-        self._rank = _at_least("rank", rank, 0)
+        self._local_batch_size = at_least("local_batch_size", local_batch_size, 1)
+        self._world_size = at_least("world_size", world_size, 1)
+        self._rank = at_least("rank", rank, 0)
         if self._rank >= self._world_size:
             raise ArgumentError(f"rank must be in [0, {self._world_size}), the ranks of this world_size, found {rank}")
-        self._num_workers = _at_least("num_workers", num_workers, 0)
-        self._prefetch = _at_least("prefetch", prefetch, 0)
+        self._num_workers = at_least("num_workers", num_workers, 0)
+        self._prefetch = at_least("prefetch", prefetch, 0)
         self._parallel_method = parallel_method
         self._shuffle = bool(shuffle)
         self._shuffle_seed = None if shuffle_seed is None else as_int(shuffle_seed, "shuffle_seed")
@@ -472,25 +473,17 @@ class StatefulDataLoader:
     def _warn(self) -> None:
         if self._rank:
             return
-        # Attributed to the caller of the constructor, or of from_storage.
         if self._prefetch * self._local_batch_size < self._num_workers:
             warnings.warn(
                 f"prefetch * local_batch_size is {self._prefetch * self._local_batch_size}, less than num_workers, "
                 f"{self._num_workers}: some workers have nothing to do; raise prefetch or use fewer workers",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=level_outside(__name__),
             )
         if self._device.type == "cuda" and not self._pin_memory:
             warnings.warn(
                 f"batches are copied to {self._device} from pageable memory, which stops the caller for each copy: "
                 "pass pin_memory=True",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=level_outside(__name__),
             )
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    number = as_int(value, name)
-    if number < least:
-        raise ArgumentError(f"{name} must be at least {least}, found {number}")
-    return number

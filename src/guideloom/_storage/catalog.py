@@ -17,6 +17,8 @@ import numpy.typing as npt
 Kind: TypeAlias = Literal["stream", "document", "stream_with_meta"]
 Layout: TypeAlias = Literal["current", "published-1"]
 
+_UNKNOWN = PurePath()
+
 
 @dataclass(frozen=True)
 class Catalog:
@@ -75,7 +77,7 @@ class Catalog:
     table_stride: npt.NDArray[np.int64]
     identity: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    directory: PurePath = PurePath()
+    directory: PurePath = _UNKNOWN
 
     def path_of(self, file: int) -> PurePath:
         """Path of a file, for messages."""
