@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,10 @@ from guideloom._storage.requests import FileSize, ListFolder, ReadFile, ReadRang
 ResultT = TypeVar("ResultT")
 
 _GONE = (errno.ENOENT, errno.ENOTDIR)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class LocalFolder:
@@ -79,14 +84,20 @@ class LocalFolder:
         """The whole file, None when it does not exist."""
         path = os.path.join(self._prefix, name)
         try:
-            with open(path, "rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
+            # A pipe of that name must not block, nor a folder give another error than a damaged record.
+            with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise DamagedRecordError("expected a regular file, found something else", path=path)
+                size = status.st_size
                 if size > limit_bytes:
                     raise DamagedRecordError(f"expected at most {limit_bytes} bytes, found {size}", path=path)
                 return _read_exactly(file.fileno(), 0, size, path)
         except OSError as error:
             if error.errno in _GONE:
                 return None
+            if error.errno == errno.EISDIR:
+                raise DamagedRecordError("expected a regular file, found a folder", path=path) from error
             raise
 
     def file_size(self, name: str) -> int | None:

@@ -277,8 +277,14 @@ def _spans(
                 raise PackError(
                     f"{format_name}.pack must yield pairs (key, payload or None), got {pair!r:.80}"
                 ) from None
-            if key is previous or key == previous:
-                continue
+            try:
+                if key is previous or key == previous:
+                    continue
+            except ValueError as error:
+                raise PackError(
+                    f"{format_name}.pack yields key {key!r:.80} at element {index}, which cannot be compared with "
+                    f"the one before it, {previous!r:.80}: use keys of one type, such as int or str"
+                ) from error
             if index >= size:
                 break
             if not known.add(key):
