@@ -29,15 +29,23 @@ class Opened(Generic[OperationsT]):
     directory, storage_format, backend
         As the storage has them.
     kind : Kind
+    verify : bool
+        Check each block of data when it is first touched.
     """
 
     def __init__(
-        self, directory: PurePath, storage_format: StorageFormat, backend: IOReaderAbstract, kind: Kind
+        self,
+        directory: PurePath,
+        storage_format: StorageFormat,
+        backend: IOReaderAbstract,
+        kind: Kind,
+        verify: bool = False,
     ) -> None:
         self._directory = directory
         self._format = storage_format
         self._backend = backend
         self._kind: Kind = kind
+        self._verify = verify
         self._operations: OperationsT | None = None
 
     def _operations_on(self, catalog: Catalog) -> OperationsT:
@@ -91,7 +99,7 @@ class SyncOpened(Opened[OperationsT]):
         """Open the data set: one folder listing and one manifest, every file's size checked."""
         if self._files is not None:
             raise self._open_already()
-        catalog, files = open_data_set(self._directory, self._format, self._backend, self._kind)
+        catalog, files = open_data_set(self._directory, self._format, self._backend, self._kind, self._verify)
         self._operations = self._operations_on(catalog)
         self._files = files
 
@@ -129,7 +137,9 @@ class AsyncOpened(Opened[OperationsT]):
         """Open the data set; as the synchronous reader does."""
         if self._files is not None:
             raise self._open_already()
-        catalog, files = await open_data_set_async(self._directory, self._format, self._backend, self._kind)
+        catalog, files = await open_data_set_async(
+            self._directory, self._format, self._backend, self._kind, self._verify
+        )
         self._operations = self._operations_on(catalog)
         self._files = files
 

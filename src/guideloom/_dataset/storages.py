@@ -36,6 +36,8 @@ class _Storage:
         storage_dir: PurePath,
         storage_format: StorageFormat,
         read_interface: IOReaderAbstract | None = None,
+        *,
+        verify: bool = False,
     ) -> None:
         if isinstance(storage_dir, str):
             raise ArgumentError(f"storage_dir must be a pathlib.Path, found the str {storage_dir!r}: use Path()")
@@ -59,6 +61,7 @@ class _Storage:
         self.storage_dir = storage_dir
         self.storage_format = storage_format
         self.read_interface = read_interface
+        self.verify = bool(verify)
 
     def _local_dir(self) -> Path:
         if not isinstance(self.storage_dir, Path):
@@ -88,6 +91,9 @@ class StreamStorage(_Storage, StreamStorageAbstract):
         How records become elements, and windows become samples; see :class:`guideloom.StreamNumpyFormat`.
     read_interface : IOReaderAbstract, optional
         How files are read; ``SeekIO()`` by default, ``PosixPreadIO()`` is the one to prefer where it is supported.
+    verify : bool, default False
+        Check each block (1 MiB) of data against its checksum when a reader first touches it: an error instead of wrong
+        data. The first touch of a block reads all of it.
 
     Notes
     -----
@@ -113,11 +119,11 @@ class StreamStorage(_Storage, StreamStorageAbstract):
 
     def sync_reader(self) -> StreamSyncReader:
         """Return a reader, not yet open."""
-        return StreamSyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
+        return StreamSyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind, self.verify)
 
     def async_reader(self) -> StreamAsyncReader:
         """Return an asyncio reader, not yet open."""
-        return StreamAsyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
+        return StreamAsyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind, self.verify)
 
 
 class StreamWithMetaStorage(_Storage, StreamStorageAbstract):
@@ -125,7 +131,7 @@ class StreamWithMetaStorage(_Storage, StreamStorageAbstract):
 
     Parameters
     ----------
-    storage_dir, storage_format, read_interface
+    storage_dir, storage_format, read_interface, verify
         As for :class:`StreamStorage`; the format is a ``StreamWithMetaStorageFormat``.
     """
 
@@ -141,11 +147,11 @@ class StreamWithMetaStorage(_Storage, StreamStorageAbstract):
 
     def sync_reader(self) -> StreamSyncReader:
         """Return a reader, not yet open."""
-        return StreamSyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
+        return StreamSyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind, self.verify)
 
     def async_reader(self) -> StreamAsyncReader:
         """Return an asyncio reader, not yet open."""
-        return StreamAsyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
+        return StreamAsyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind, self.verify)
 
 
 class DocumentStorage(_Storage, DocumentStorageAbstract):
@@ -153,7 +159,7 @@ class DocumentStorage(_Storage, DocumentStorageAbstract):
 
     Parameters
     ----------
-    storage_dir, storage_format, read_interface
+    storage_dir, storage_format, read_interface, verify
         As for :class:`StreamStorage`; the format is a ``DocumentStorageFormat``.
     """
 
@@ -167,8 +173,8 @@ class DocumentStorage(_Storage, DocumentStorageAbstract):
 
     def sync_reader(self) -> DocumentSyncReader:
         """Return a reader, not yet open."""
-        return DocumentSyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
+        return DocumentSyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind, self.verify)
 
     def async_reader(self) -> DocumentAsyncReader:
         """Return an asyncio reader, not yet open."""
-        return DocumentAsyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind)
+        return DocumentAsyncReader(self.storage_dir, self.storage_format, self.read_interface, self.kind, self.verify)

@@ -97,7 +97,7 @@ class MappedFileSet(PooledFileSet[Any]):
         dtype = ask.dtype
         sources = [dtype] if dtype.names is None else [dtype[name] for name in dtype.names]
         codes = [copy_code(source, field) for source, field in zip(sources, ask.fields, strict=True)]
-        if None in codes or self.values.size > self.capacity:
+        if None in codes or self.values.size > self.capacity or self.checker is not None:
             super().spread(ask)
             return
         offsets = [0] if dtype.names is None else [dtype.fields[name][1] for name in dtype.names]  # type: ignore[index]

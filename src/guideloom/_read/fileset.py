@@ -20,6 +20,7 @@ from guideloom._base.errors import CorruptDataError, MissingShardError, NotOpenE
 from guideloom._kernels.status import BAD_RANGE, DONE, FAILED, SHORT
 from guideloom._read.asks import Gather, Spread
 from guideloom._read.readahead import Readahead
+from guideloom._storage.blocks import BlockChecker
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -89,6 +90,7 @@ class FileSet(ABC):
         self._closed = False
         self._pid = os.getpid()
         self.readahead = Readahead()
+        self.checker: BlockChecker | None = None  # set by whoever opened the data set, before the first gather
 
     def gather(
         self,
@@ -120,6 +122,8 @@ class FileSet(ABC):
         try:
             if self.readahead.cold and not asked:
                 self._advise(file, src, nbytes, lo, hi)
+            if self.checker is not None:
+                self.checker.check_ranges(file, src, nbytes, lo, hi)
             self._gather(file, src, dst, nbytes, lo, hi, out, shift)
         finally:
             self._leave()

@@ -23,6 +23,7 @@ from guideloom._format.naming import format_name
 from guideloom._read.files import is_own_backend, open_file_set
 from guideloom._read.fileset import FileSet, FileTable, default_capacity
 from guideloom._read.operations import AsyncBackendFiles, AsyncFiles, ThreadedFiles
+from guideloom._storage.blocks import BlockChecker
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.local import LocalFolder, drive, drive_async
 from guideloom._storage.opening import open_catalog
@@ -110,9 +111,15 @@ def check_limit(request: ReadFile, size: int, directory: PurePath) -> None:
 
 
 def open_data_set(
-    directory: PurePath, storage_format: StorageFormat, backend: IOReaderAbstract, kind: Kind
+    directory: PurePath,
+    storage_format: StorageFormat,
+    backend: IOReaderAbstract,
+    kind: Kind,
+    verify: bool = False,
 ) -> tuple[Catalog, FileSet]:
     """Open a data set: read what it is, check it, and return it with its files.
+
+    ``verify``: each block of data is checked against its checksum when it is first touched.
 
     Raises
     ------
@@ -124,7 +131,21 @@ def open_data_set(
         catalog = replace(drive(opening, folder_of(directory, backend).answer), directory=directory)
     except DataSetError as error:
         raise error.under(directory) from error.__cause__
-    return catalog, open_file_set(backend, file_table(directory, catalog))
+    files = open_file_set(backend, file_table(directory, catalog))
+    if verify:
+        files.checker = block_checker(catalog, directory, backend)
+    return catalog, files
+
+
+def block_checker(catalog: Catalog, directory: PurePath, backend: IOReaderAbstract) -> BlockChecker:
+    """Return what checks the blocks of a data set, through the same backend."""
+    answer = folder_of(directory, backend).answer
+    return BlockChecker(
+        catalog,
+        lambda name, offset, size: answer(ReadRange(name, offset, size)),
+        lambda name, limit: answer(ReadFile(name, limit)),
+        str(directory),
+    )
 
 
 def folder_of(directory: PurePath, backend: IOReaderAbstract) -> LocalFolder | BackendFolder:
@@ -133,13 +154,17 @@ def folder_of(directory: PurePath, backend: IOReaderAbstract) -> LocalFolder | B
 
 
 async def open_data_set_async(
-    directory: PurePath, storage_format: StorageFormat, backend: IOReaderAbstract, kind: Kind
+    directory: PurePath,
+    storage_format: StorageFormat,
+    backend: IOReaderAbstract,
+    kind: Kind,
+    verify: bool = False,
 ) -> tuple[Catalog, AsyncFiles]:
     """Open a data set for asyncio; see :func:`open_data_set`."""
     if is_own_backend(backend):
         import asyncio
 
-        catalog, files = await asyncio.to_thread(open_data_set, directory, storage_format, backend, kind)
+        catalog, files = await asyncio.to_thread(open_data_set, directory, storage_format, backend, kind, verify)
         return catalog, ThreadedFiles(files)
     opening: Generator[Request, Any, Catalog] = open_catalog(
         kind, _wanted_dtype(storage_format), format_name(storage_format)
@@ -150,4 +175,7 @@ async def open_data_set_async(
         raise error.under(directory) from error.__cause__
     catalog = replace(found, directory=directory)
     table = file_table(directory, catalog)
-    return catalog, AsyncBackendFiles(table, default_capacity(), backend.async_reader())
+    async_files = AsyncBackendFiles(table, default_capacity(), backend.async_reader())
+    if verify:
+        async_files.checker = block_checker(catalog, directory, backend)
+    return catalog, async_files

@@ -14,6 +14,7 @@ from guideloom._base.errors import CorruptDataError, NotOpenError
 from guideloom._base.protocols import IOAsyncReaderAbstract
 from guideloom._read.asks import Gather, Spread
 from guideloom._read.fileset import FileSet, FileTable
+from guideloom._storage.blocks import BlockChecker
 
 ResultT = TypeVar("ResultT")
 
@@ -84,6 +85,8 @@ class AsyncBackendFiles:
         self._open: dict[int, asyncio.Task[IOAsyncReaderAbstract]] = {}
         self._users: dict[int, int] = {}
         self._closed = False
+        # Reads through the backend's synchronous reader, on a thread.
+        self.checker: BlockChecker | None = None
 
     async def carry_out(self, request: Gather | Spread) -> None:
         """Carry out one gather."""
@@ -97,6 +100,8 @@ class AsyncBackendFiles:
     async def _gather(self, g: Gather) -> None:
         if self._closed:
             raise NotOpenError("this reader is closed: open it again")
+        if self.checker is not None:
+            await asyncio.to_thread(self.checker.check_ranges, g.file, g.src, g.nbytes, g.lo, g.hi)
         room = asyncio.Semaphore(MAX_CONCURRENT_READS)
         view = g.out.data
 
