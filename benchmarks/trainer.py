@@ -1,6 +1,6 @@
 """What loading costs beside a training step: the step's time with batches in memory against batches of GuideLoom.
 
-    python -m benchmarks.trainer [DIR] [--steps 10] [--rounds 9] [--width 32]
+    python -m benchmarks.trainer [DIR] [--steps 10] [--rounds 25] [--width 32]
 
 The step is real (an embedding, two matrix products, backward, an optimiser) and keeps all of torch's threads busy on
 the CPU, which is the hardest case: whatever a loading thread takes, it takes from the step. Ways of loading take turns,
@@ -27,6 +27,7 @@ from guideloom.io import PosixPreadIO
 
 TOKEN = np.dtype([("tokens", "<i4")])
 VOCABULARY = 8192
+SETTINGS = ((0, 0), (0, 4), (1, 4))
 
 
 class Step:
@@ -72,28 +73,33 @@ def compare(folder: Path, steps: int, rounds: int, width: int) -> dict[str, Any]
     """Return for each way of loading the median step in seconds, and its ratio to batches in memory.
 
     The ratio is the median over the rounds of the ratio within a round, so that other work on the machine, which comes
-    and goes, weighs less.
+    and goes, weighs less. "memory again" is the same thing a second time: how far it is from 1 is the noise.
     """
     step = Step(width)
     dataset = StreamDataset(StreamStorage(folder, StreamNumpyFormat(TOKEN), PosixPreadIO()), 2048)
     with loader(dataset, 0, 0) as source:
         ready = list(islice(iter(source), 8))
-    step_s: dict[str, list[float]] = {}
-    ratio: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        memory_s = statistics.median(times(step, cycle(ready), steps))
-        step_s.setdefault("memory", []).append(memory_s)
-        for workers, prefetch in ((0, 0), (0, 4), (1, 4)):
-            with loader(dataset, workers, prefetch) as source:
-                found_s = statistics.median(times(step, iter(source), steps))
-            name = f"workers={workers} prefetch={prefetch}"
-            step_s.setdefault(name, []).append(found_s)
-            ratio.setdefault(name, []).append(found_s / memory_s)
+    ways: dict[str, tuple[int, int] | None] = {"memory": None, "memory again": None}
+    ways |= {f"workers={workers} prefetch={prefetch}": (workers, prefetch) for workers, prefetch in SETTINGS}
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds):
+        turn = number % len(ways)
+        for name in [*ways][turn:] + [*ways][:turn]:
+            setting = ways[name]
+            if setting is None:
+                found[name].append(statistics.median(times(step, cycle(ready), steps)))
+            else:
+                with loader(dataset, *setting) as source:
+                    found[name].append(statistics.median(times(step, iter(source), steps)))
+    memory = found["memory"]
     return {
         "threads": torch.get_num_threads(),
         "rounds": rounds,
-        "step_s": {name: statistics.median(values) for name, values in step_s.items()},
-        "ratio": {name: statistics.median(values) for name, values in ratio.items()},
+        "step_s": {name: statistics.median(values) for name, values in found.items()},
+        "ratio": {
+            name: statistics.median(value / base for value, base in zip(values, memory, strict=True))
+            for name, values in found.items()
+        },
     }
 
 
@@ -114,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Step time with GuideLoom against batches in memory.")
     parser.add_argument("directory", nargs="?", type=Path, help="a stream with one int32 field named tokens")
     parser.add_argument("--steps", type=int, default=10, help="steps of a round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=9, help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=25, help="default: %(default)s")
     parser.add_argument("--width", type=int, default=32, help="of the model (default: %(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -98,7 +98,12 @@ def write_shards(
     with (
         get_context("spawn").Pool(num_writers) as pool,
         tqdm(
-            total=sum(file.num_bytes for file in files), desc="shards", unit="B", unit_scale=True, dynamic_ncols=True
+            total=sum(file.num_bytes for file in files),
+            desc="shards",
+            unit="B",
+            unit_scale=True,
+            dynamic_ncols=True,
+            disable=None,
         ) as bar,
     ):
         for report in pool.imap_unordered(_write_shard, jobs):

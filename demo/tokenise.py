@@ -34,7 +34,7 @@ def train_tokenizer(files: list[TextFile], path: Path, *, vocabulary: int, limit
 
 def _with_progress(files: list[TextFile], limit_bytes: int) -> Iterator[str]:
     total = min(limit_bytes, sum(file.num_bytes for file in files))
-    with tqdm(total=total, desc="tokenizer", unit="B", unit_scale=True, dynamic_ncols=True) as bar:
+    with tqdm(total=total, desc="tokenizer", unit="B", unit_scale=True, dynamic_ncols=True, disable=None) as bar:
         for text in sample_texts(files, limit_bytes):
             yield text
             bar.update(min(len(text.encode()), total - bar.n))

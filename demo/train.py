@@ -149,7 +149,15 @@ def train(layout: Layout, run: str) -> None:
         sources: list[tuple[str, ...]] = []
         with (
             closing(endless(loader)) as batches,
-            tqdm(total=settings.steps, initial=done, desc=run, unit="step", dynamic_ncols=True, smoothing=0.1) as bar,
+            tqdm(
+                total=settings.steps,
+                initial=done,
+                desc=run,
+                unit="step",
+                dynamic_ncols=True,
+                disable=None,
+                smoothing=0.1,
+            ) as bar,
         ):
             for step in range(done + 1, settings.steps + 1):
                 began = time.perf_counter()

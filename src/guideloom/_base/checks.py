@@ -145,5 +145,5 @@ def describe_dtype(dtype: np.dtype[Any] | None) -> str:
     """Return a short text for messages."""
     if dtype is None:
         return "no dtype"
-    text = str(descr_of(dtype))
+    text = str(np.dtype(dtype)) if dtype.names else repr(dtype.str)
     return text if len(text) <= 300 else text[:297] + "..."

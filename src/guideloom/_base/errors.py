@@ -79,7 +79,8 @@ class GuideLoomError(Exception):
 
     def under(self, directory: PurePath) -> Self:
         """Say in which folder the path lies, where only the name in it was known; returns the error itself."""
-        self.path = str(directory / (self.path or ""))
+        if self.path is None or not PurePath(self.path).is_relative_to(directory):
+            self.path = str(directory / (self.path or ""))
         self.args = (self._text(), *self.args[1:])
         return self
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,9 @@ class DocumentDataset(DatasetAbstract):
     def async_reader(self) -> DocumentDatasetAsyncReader:
         """Return an asyncio reader, not yet open."""
         return DocumentDatasetAsyncReader(self)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise NotOpenError("a data set opens nothing itself: use `with dataset.sync_reader() as reader: reader[index]`")
 
     def __repr__(self) -> str:
         return f"DocumentDataset({self.storage!r})"

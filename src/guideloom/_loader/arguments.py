@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from types import FrameType
 
 from guideloom._base.checks import as_int
@@ -24,3 +25,12 @@ def level_outside(module: str) -> int:
     while frame is not None and frame.f_globals.get("__name__") == module:
         frame, level = frame.f_back, level + 1
     return level
+
+
+def describe_samples(view: Mapping[str, int | None]) -> str:
+    """Say what the samples of a data set are: windows of a length are something else than documents."""
+    length = view.get("sequence_length")
+    if length is None:
+        return "samples"
+    overlap = view.get("overlap") or 0
+    return f"windows of sequence_length {length}" + (f" and overlap {overlap}" if overlap else "")

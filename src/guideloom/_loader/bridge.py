@@ -84,6 +84,12 @@ def as_device(device: torch.device | str | int | None, runtime: Runtime = RUNTIM
         ) from error
 
 
+def require_device(device: torch.device, runtime: Runtime = RUNTIME) -> None:
+    """Refuse a device that is not there, before the first batch is made for it."""
+    if device.type == "cuda" and not runtime.cuda_available():
+        raise ArgumentError(f"device is {str(device)!r}, but torch finds no CUDA device here: pass device='cpu'")
+
+
 class Mover:
     """Moves the tensors of a batch to a device, in the caller's thread.
 

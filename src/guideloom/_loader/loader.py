@@ -22,7 +22,7 @@ from guideloom._dataset.documents import DocumentDataset
 from guideloom._dataset.source import source_of
 from guideloom._dataset.windows import StreamDataset
 from guideloom._loader import bridge
-from guideloom._loader.arguments import at_least, level_outside
+from guideloom._loader.arguments import at_least, describe_samples, level_outside
 from guideloom._loader.bridge import Mover
 from guideloom._loader.feeds import FeedOptions, make_feed
 from guideloom._loader.iterator import CLOSE_TIMEOUT_S, LoaderIterator, Opened
@@ -260,6 +260,7 @@ class StatefulDataLoader:
         """
         if self._opened is not None:
             raise InUseError("the loader is open already: close() it first, or use it in one `with` only")
+        bridge.require_device(self._device)
         reader = self._dataset.sync_reader()
         reader.open()
         opened = Opened(reader)
@@ -272,7 +273,7 @@ class StatefulDataLoader:
     def _open_checked(self, opened: Opened) -> None:
         source = source_of(opened.reader)
         partition = Partition(source.size, self._local_batch_size, self._rank, self._world_size, self._drop_last)
-        partition.require_full_batch()
+        partition.require_full_batch(describe_samples(source.view))
         if self._collate_fn is None and not source.has_arrays:
             raise ArgumentError(
                 f"collate_fn=None needs a data set with numeric batches (a stream of numeric fields, say), "

@@ -65,8 +65,13 @@ class Partition:
         """Samples of all ranks in a full batch, G."""
         return self.local_batch_size * self.world_size
 
-    def require_full_batch(self) -> None:
-        """Refuse a data set that cannot fill one global batch.
+    def require_full_batch(self, samples: str = "samples") -> None:
+        """Refuse a data set that cannot fill one global batch, also with ``drop_last=False``.
+
+        Parameters
+        ----------
+        samples : str
+            What the samples are, for the message.
 
         Raises
         ------
@@ -76,8 +81,9 @@ class Partition:
         if self.size < self.global_batch_size:
             raise ArgumentError(
                 f"the data set must hold at least one global batch of {self.global_batch_size} samples "
-                f"(local_batch_size {self.local_batch_size} * world_size {self.world_size}), it holds {self.size}: "
-                "use a smaller batch or more data"
+                f"(local_batch_size {self.local_batch_size} * world_size {self.world_size}), it holds {self.size} "
+                f"{samples}: "
+                + ("use a smaller batch or more data" if self.size else "there is nothing to make a batch of")
             )
 
     def num_batches(self, offset: int = 0) -> int:

@@ -56,16 +56,18 @@ def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
     if dtype.names is None:
         if isinstance(wanted, Mapping):
             raise ArgumentError(f"the elements have no fields ({dtype}): give one dtype, not a mapping")
-        return check("the element", dtype, np.dtype(wanted))
+        return check("the element", dtype, _dtype_of(wanted))
     fields = {name: dtype[name] for name in dtype.names}
     if isinstance(wanted, Mapping):
         for name, want in wanted.items():
             if name not in fields:
                 raise ArgumentError(f"no field {name!r} in the elements: they have {', '.join(fields)}")
-            fields[name] = check(f"field {name!r}", fields[name], np.dtype(want))  # type: ignore[call-overload]
+            fields[name] = check(f"field {name!r}", fields[name], _dtype_of(want))
     else:
-        target = np.dtype(wanted)
+        target = _dtype_of(wanted)
         suited = [name for name, have in fields.items() if _widens(have.base, target)]
+        # Of another sort than all fields: what was asked for is meant for those that fit in it.
+        suited = suited or [name for name, have in fields.items() if np.can_cast(have.base, target, "safe")]
         if not suited:
             raise ArgumentError(
                 f"dtype {target} cannot hold every value of any field of {dtype}: name the fields in a mapping"
@@ -73,6 +75,14 @@ def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
         for name in suited:
             fields[name] = check(f"field {name!r}", fields[name], target)
     return np.dtype(list(fields.items()))
+
+
+def _dtype_of(wanted: Any) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(wanted)
+    except TypeError:
+        raise ArgumentError(f"expected a NumPy dtype, such as 'int64' or np.int64, found {wanted!r}") from None
+    return dtype
 
 
 def _widens(have: np.dtype[Any], want: np.dtype[Any]) -> bool:

@@ -63,6 +63,7 @@ def check_agrees(
         for name in sorted(set(formats)):
             if not formats_agree(name, asked_format):
                 raise WrongKindError(
-                    f"asked for {asked_format}, but this data set was written with {name}: use {name}",
+                    f"asked for {asked_format}, but this data set was written with {name}: "
+                    f"use {name.partition('(')[0]}",
                     path=folder or None,
                 )
