@@ -275,13 +275,6 @@ def test_loading_that_cannot_be_hidden_is_said() -> None:
     assert "not hidden" in found.reasons[0]  # type: ignore[union-attr]
 
 
-def test_a_warm_wait_does_not_hide_a_cold_disk() -> None:
-    row = Row(Setting("pread", 0, 4), 1, 0.1, 1, 5.0, wait_s=0.0)
-    found = recommend([row], step_s=1.0)
-    assert found is not None
-    assert found.hidden is False
-
-
 def all_rows() -> Iterator[list[Row]]:
     values = (1.0, 1.02, 5.0)
     for times in itertools.product(values, repeat=4):

@@ -14,6 +14,9 @@ CLOSE = 0.92
 HIDDEN = 0.02
 """Share of a step that a batch may be waited for and still count as hidden behind the step."""
 
+HANDOVER_S = 100e-6
+"""What a process that slept through a step needs to take a finished batch, however little it took to load."""
+
 _SIMPLER = ("pread", "mmap", "pread+advice", "seek")
 
 
@@ -65,11 +68,10 @@ def recommend(rows: Sequence[Row], step_s: float | None = None) -> Advice | None
 
 
 def _with_step(times: dict[Setting, float], waits: dict[Setting, float], step_s: float, phase: str) -> Advice:
-    # A warm wait says nothing about a cold disk: there, a batch must also be made within a step.
     hiding = [
         setting
         for setting, wait_s in waits.items()
-        if wait_s <= HIDDEN * step_s and (phase == "warm" or times[setting] <= step_s)
+        if wait_s <= HIDDEN * step_s + (HANDOVER_S if setting.prefetch else 0.0)
     ]
     if hiding:
         chosen = min(hiding, key=_cost)
@@ -78,11 +80,10 @@ def _with_step(times: dict[Setting, float], waits: dict[Setting, float], step_s:
             f"{len(hiding)} of {len(waits)} settings hide it; this one has the fewest threads and the least memory",
         ]
         return Advice(chosen, True, reasons + _about_workers(chosen, times))
-    ahead = {setting: time for setting, time in times.items() if setting.prefetch} or times
-    chosen = _cheapest(ahead if phase == "cold" else waits)
+    chosen = _cheapest(waits)
     reasons = [
         f"loading is not hidden: the trainer waits {_ms(waits[chosen])} for a batch after each step of {_ms(step_s)}",
-        _speed(chosen, ahead, phase),
+        _speed(chosen, times, phase),
         "to load faster: a faster disk, less work in collate_fn (None does nothing per sample), a cheaper encoding",
     ]
     return Advice(chosen, False, reasons)
@@ -102,10 +103,8 @@ def _speed(chosen: Setting, times: dict[Setting, float], phase: str) -> str:
     fastest = min(times, key=times.__getitem__)
     if chosen == fastest:
         return f"it is the fastest of {len(times)} settings ({phase})"
-    return (
-        f"it loads at {times[fastest] / times[chosen]:.0%} of the rate of the fastest ({fastest}, {phase}), "
-        "with fewer threads or less memory"
-    )
+    words = f"it loads at {times[fastest] / times[chosen]:.0%} of the rate of the fastest ({fastest}, {phase})"
+    return words + (", with fewer threads or less memory" if _cost(chosen) < _cost(fastest) else "")
 
 
 def _about_workers(chosen: Setting, times: dict[Setting, float]) -> list[str]:

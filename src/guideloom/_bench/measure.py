@@ -24,6 +24,7 @@ MAX_WARM_BYTES = 1 << 30
 _WARM, _COLD, _STEP, _FILL = 3.0, 3.0, 1.5, 0.5
 _USABLE = 0.9  # of the time; the rest is for the last batch of each measurement
 _LEAST = 4
+_SETTLED = 4  # steps after which what the start of an epoch costs is no longer waited for
 _ALL = 1 << 62
 
 Clock = Callable[[], float]
@@ -40,7 +41,7 @@ class Row:
     batch_s, cold_batch_s
         A batch after the first, with a consumer that does nothing else.
     wait_s
-        How long a consumer that takes the given time for each step waits for a batch.
+        How long a consumer that takes the given time for each step waits for a batch; cold, if that was asked for.
     """
 
     setting: Setting
@@ -68,7 +69,7 @@ class _Pass:
     first_s: float
     batches: int
     elapsed_s: float
-    waited_s: float
+    waits_s: tuple[float, ...] = ()
 
     @property
     def batch_s(self) -> float:
@@ -76,7 +77,8 @@ class _Pass:
 
     @property
     def wait_s(self) -> float:
-        return self.waited_s / self.batches if self.batches else self.first_s
+        settled = self.waits_s[_SETTLED:] or self.waits_s
+        return sum(settled) / len(settled) if settled else self.first_s
 
 
 def measure(
@@ -161,6 +163,8 @@ def measure(
         row.batch_s = one.batch_s if row.batch_s is None else min(row.batch_s, one.batch_s)
     if step_s:
         for row, end in turns("step", _STEP):
+            if cold:
+                evict(subject.files)
             row.wait_s = loop(row.setting, end, _ALL, step_s).wait_s
     measured.elapsed_s = clock() - begun
     return measured
@@ -188,13 +192,14 @@ def _passes(make: Callable[[], Any], end: float, deadline: float, limit: int, pa
             min(total.first_s, more.first_s),
             total.batches + more.batches,
             total.elapsed_s + more.elapsed_s,
-            total.waited_s + more.waited_s,
+            total.waits_s + more.waits_s,
         )
     return total
 
 
 def _once(loader: Any, end: float, deadline: float, limit: int, pause_s: float, clock: Clock) -> _Pass:
-    """Read until ``end``, but at least ``_LEAST`` batches, unless the deadline comes first."""
+    """Read until ``end``, but at least a handful of batches, unless the deadline comes first."""
+    least = _LEAST + (_SETTLED if pause_s else 0)
     with loader:
         begun = clock()
         with closing(iter(loader)) as iterator:
@@ -202,8 +207,9 @@ def _once(loader: Any, end: float, deadline: float, limit: int, pause_s: float, 
             _wait_for_device(batch)
             started = now = clock()
             first_s = started - begun
-            batches, waited_s = 0, 0.0
-            while batches + 1 < limit and (now < end or (batches < _LEAST and now < deadline)):
+            batches = 0
+            waits_s: list[float] = []
+            while batches + 1 < limit and (now < end or (batches < least and now < deadline)):
                 if pause_s:
                     sleep(pause_s)
                 asked = clock()
@@ -215,9 +221,10 @@ def _once(loader: Any, end: float, deadline: float, limit: int, pause_s: float, 
                 if pause_s:
                     _wait_for_device(batch)
                 now = clock()
-                waited_s += now - asked
+                if pause_s:
+                    waits_s.append(now - asked)
             _wait_for_device(batch)
-            return _Pass(first_s, batches, clock() - started, waited_s)
+            return _Pass(first_s, batches, clock() - started, tuple(waits_s))
 
 
 def _wait_for_device(batch: Any) -> None:
