@@ -11,7 +11,7 @@ MAX_AHEAD_RUNS = 256
 WARM_GATHERS = 16
 """Gathers in a row that found all in the page cache after which asking ahead stops."""
 
-WAITS_PER_RUN = 0.125
+WAITS_PER_RUN = 0.5
 """Waits a run from which on reads are taken to wait for storage, also where no blocks are counted (a network)."""
 
 

@@ -1,0 +1,74 @@
+"""Asking ahead: begins when a gather waited for storage, stops when all was cached, is bounded, changes no data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from guideloom import StreamDataset, StreamNumpyFormat, StreamStorage
+from guideloom._read.readahead import MAX_AHEAD_RUNS, WARM_GATHERS, Readahead
+from guideloom.io import MmapIO, PosixPreadIO, SeekIO
+
+
+def test_begins_with_a_device_read_and_stops_when_all_is_cached() -> None:
+    readahead = Readahead()
+    readahead.note(32, 0, 1)
+    assert not readahead.cold
+    readahead.note(32, 8, 0)
+    assert readahead.cold
+    for _ in range(WARM_GATHERS - 1):
+        readahead.note(32, 0, 0)
+        assert readahead.cold
+    readahead.note(32, 0, 0)
+    assert not readahead.cold
+
+
+def test_waits_without_blocks_are_a_network() -> None:
+    readahead = Readahead()
+    readahead.note(32, 0, 20)
+    assert readahead.cold
+
+
+def test_goes_on_while_asking_makes_devices_read() -> None:
+    readahead = Readahead()
+    readahead.note(1, 8, 1)
+    for _ in range(3 * WARM_GATHERS):
+        readahead.note_asked(16)
+        readahead.note(32, 0, 0)  # it came in time: nothing was waited for
+    assert readahead.cold
+
+
+@pytest.mark.parametrize("backend", [PosixPreadIO(), MmapIO(), SeekIO()], ids=repr)
+def test_windows_are_asked_for_once_and_some_way_ahead(tmp_path: Path, backend: Any) -> None:
+    storage = StreamStorage(tmp_path, StreamNumpyFormat(np.dtype([("token", "<u2")])), backend)
+    with storage.sync_writer() as writer:
+        for shard in range(3):
+            writer.append(shard, {"token": np.arange(4000)})
+    with StreamDataset(storage, 10).sync_reader() as reader:
+        source: Any = reader.batch_source()
+        files = source._files
+        asked: list[tuple[int, int]] = []
+        advise = files._advise
+
+        def spy(file: Any, src: Any, nbytes: Any, lo: int, hi: int) -> None:
+            asked.append((lo, hi))
+            advise(file, src, nbytes, lo, hi)
+
+        files._advise = spy
+        order = np.random.default_rng(0).permutation(source.size)
+        plan = source.prepare(order)
+        rows = [row["token"] for row in source.samples(plan, 0, 8)]
+        assert asked == []
+        for lo in range(8, plan.num_windows, 8):
+            files.readahead.cold = True  # what the device says here depends on the page cache
+            rows += [row["token"] for row in source.samples(plan, lo, lo + 8)]
+            assert asked[-1][1] == plan.bounds[min(plan.num_windows, lo + 8 + MAX_AHEAD_RUNS)]
+    expected = np.concatenate([np.arange(4000)] * 3)
+    assert [row.tolist() for row in rows] == [expected[10 * i : 10 * i + 10].tolist() for i in order]
+    # Every run behind the first batch once, in order, without a gap.
+    assert asked[0][0] == plan.bounds[8]
+    assert [lo for lo, _ in asked[1:]] == [hi for _, hi in asked[:-1]]
+    assert asked[-1][1] == plan.bounds[-1]
