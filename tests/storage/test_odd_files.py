@@ -48,5 +48,7 @@ def test_keys_that_cannot_be_compared(tmp_path: Path) -> None:
     with StreamWithMetaStorage(tmp_path, Keys()).sync_writer() as writer:
         with pytest.raises(PackError, match="cannot be compared"):
             writer.append(0, [(1, 2), np.int64(7)])
+        with pytest.raises(PackError, match=r"at element 0, which cannot be compared: use"):
+            writer.append(0, [np.array([0, 1])])
         writer.append(0, [1, 1])
         assert writer.length(0) == 2

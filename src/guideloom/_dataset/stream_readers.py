@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from guideloom._base.errors import OutOfRangeError
+from guideloom._base.errors import ArgumentError, OutOfRangeError
 from guideloom._base.protocols import StreamStorageAsyncReaderAbstract, StreamStorageSyncReaderAbstract
 from guideloom._dataset.indexing import integer
 from guideloom._dataset.opened import AsyncOpened, Opened, SyncOpened
@@ -16,6 +16,12 @@ from guideloom._read.streams import StreamOperations
 from guideloom._storage.catalog import Catalog
 
 Operations: TypeAlias = StreamOperations | SpanOperations
+
+PROBE_BYTES = 1 << 30
+"""From here on a read asks for its memory before it plans."""
+
+BYTES_PER_RUN = 40
+"""What a plan takes for each run of a window: five columns of int64."""
 
 
 class _StreamOpened(Opened[Operations]):
@@ -31,9 +37,27 @@ class _StreamOpened(Opened[Operations]):
             raise OutOfRangeError(f"global index {index} is outside [0, {total})", path=self._directory)
         if length < 0:
             raise OutOfRangeError(f"a window's length must be at least 0, got {length}", path=self._directory)
+        self._require_room(length)
         plan = operations.prepare(np.array([index], np.int64), length)
         samples = yield from operations.samples(plan, 0, 1)
         return samples[0]
+
+    def _require_room(self, length: int) -> None:
+        """Refuse at once what no memory can hold: planning it would take long, and without the interpreter lock."""
+        catalog = self.catalog
+        laps = length // catalog.total + 2
+        row_bytes = 0 if catalog.dtype is None else catalog.dtype.itemsize
+        needed_bytes = max(length * row_bytes, laps * int(np.count_nonzero(catalog.count)) * BYTES_PER_RUN)
+        if needed_bytes < PROBE_BYTES:
+            return
+        try:
+            np.empty(needed_bytes, np.uint8)
+        except (MemoryError, ValueError, OverflowError) as error:
+            raise ArgumentError(
+                f"a window of {length} elements takes {needed_bytes} bytes or more, which this machine cannot give: "
+                "read shorter windows",
+                path=self._directory,
+            ) from error
 
 
 class StreamSyncReader(_StreamOpened, SyncOpened[Operations], StreamStorageSyncReaderAbstract):

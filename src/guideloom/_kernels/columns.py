@@ -48,7 +48,7 @@ def copy_code(source: np.dtype[Any], target: np.dtype[Any]) -> int | None:
     """Return how a kernel copies a field of one dtype into a column of another; None when only NumPy can."""
     if source == target:
         return _COPIES.get(source.itemsize, COPY_ANY)
-    if source.subdtype or target.subdtype:
+    if source.subdtype or target.subdtype or not (source.isnative and target.isnative):
         return None
     return _WIDENINGS.get((source.str[1:], target.str[1:]))
 

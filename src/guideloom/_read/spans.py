@@ -7,7 +7,6 @@ Letters: B windows, L elements a window, R runs, S segments, P spans of all wind
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -98,7 +97,6 @@ class SpanOperations:
         np.cumsum(-(-self.catalog.spans // self._stride), out=self._sample_bounds[1:])
         self._samples = np.zeros(int(self._sample_bounds[-1]), np.int64)
         self._loaded = np.zeros(self.catalog.spans.size, np.int64)
-        self._lock = threading.Lock()
 
     def _load_samples(self, segment: int) -> Operation[None]:
         rows, stride = int(self.catalog.spans[segment]), int(self.catalog.table_stride[segment])
@@ -113,9 +111,9 @@ class SpanOperations:
                 shard=int(self.catalog.shard[segment]),
                 offset=(rows + 1) * ROW_BYTES,
             )
-        with self._lock:
-            self._samples[self._sample_bounds[segment] : self._sample_bounds[segment + 1]] = whole[:: self._keep]
-            self._loaded[segment] = 1
+        # Two threads at once write the same values; the flag comes last.
+        self._samples[self._sample_bounds[segment] : self._sample_bounds[segment + 1]] = whole[:: self._keep]
+        self._loaded[segment] = 1
 
     # --- operations ---------------------------------------------------------------------------------
 
@@ -278,13 +276,14 @@ class SpanOperations:
         ``"span_bounds"`` int64[n+1], ``"span_offsets"`` int64[P+1], ``"span_payload"`` uint8[M].
         """
         batch = yield from self.read(plan, lo, hi, asked)
-        names = self.dtype.names
+        dtype = self._elements.array_dtype
+        names = dtype.names
         columns: dict[str, npt.NDArray[Any]] = (
             {"elements": batch.rows} if names is None else {n: batch.rows[n] for n in names}
         )
         result: dict[str, npt.NDArray[Any]] = {}
         for name, column in columns.items():
-            wanted = self.dtype if names is None else self.dtype[name].base
+            wanted = dtype if names is None else dtype[name].base
             result[name] = empty(column.shape, wanted)
             np.copyto(result[name], column, casting="safe")
         for name, values in (

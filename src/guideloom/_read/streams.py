@@ -109,8 +109,9 @@ class StreamOperations:
         self.format = storage_format
         self.disk_dtype = catalog.dtype
         self.dtype = widened(np.dtype(storage_format.stream_dtype), wanted)
-        self._wanted = wanted
         self._convert = self.dtype != self.disk_dtype
+        # Arrays are for tensors, which have the machine's byte order whatever a format asks for.
+        self.array_dtype = self.dtype.newbyteorder("=")
 
     def with_dtype(self, wanted: WantedDtype) -> StreamOperations:
         """Return the same operations with elements in other dtypes."""
@@ -146,14 +147,15 @@ class StreamOperations:
         A dict with one a field; the array itself for plain elements.
         """
         shape = (hi - lo, plan.length)
-        names = self.dtype.names
-        if not self._convert and (names is None or len(names) == 1):
+        dtype = self.array_dtype
+        names = dtype.names
+        if dtype == self.disk_dtype and (names is None or len(names) == 1):
             # The bytes of the rows are the bytes of the array: gather straight into it.
-            field = self.dtype if names is None else self.dtype[names[0]]
+            field = dtype if names is None else dtype[names[0]]
             out = empty(shape + field.shape, field.base)
             yield from gather_windows(plan, lo, hi, out, asked)
             return out if names is None else {names[0]: out}
-        fields = [self.dtype] if names is None else [self.dtype[name] for name in names]
+        fields = [dtype] if names is None else [dtype[name] for name in names]
         columns = [empty(shape + field.shape, field.base) for field in fields]
         yield Spread(
             plan.file, plan.src, plan.dst, plan.nbytes, plan.bounds[lo], plan.bounds[hi],

@@ -281,9 +281,10 @@ def _spans(
                 if key is previous or key == previous:
                     continue
             except ValueError as error:
+                before = "" if previous is known else f" with the one before it, {previous!r:.80}"
                 raise PackError(
-                    f"{format_name}.pack yields key {key!r:.80} at element {index}, which cannot be compared with "
-                    f"the one before it, {previous!r:.80}: use keys of one type, such as int or str"
+                    f"{format_name}.pack yields key {key!r:.80} at element {index}, which cannot be compared{before}: "
+                    "use keys of one type, such as int or str"
                 ) from error
             if index >= size:
                 break
