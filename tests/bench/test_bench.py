@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from guideloom import DocumentStorage, StreamNumpyFormat, StreamStorage, cli
 from guideloom._bench.advice import recommend
 from guideloom._bench.measure import ROUNDS, Row, measure, num_measurements
+from guideloom._bench.sizes import Sizes, choose_sizes
 from guideloom._bench.subject import Setting, Subject, backends, default_format, evict, keep, stack
 from guideloom.errors import ArgumentError
 from guideloom.testing import LatencyBackend, make_spans
 
 Bench = Callable[..., dict[str, Any]]
 FEW = ("--workers", "0,1", "--prefetch", "0,2", "--seconds", "0.4", "--batch-size", "4", "--backends", "pread,mmap")
+
+
+LIMIT = re.compile(r"--([\w-]+) of at most ([\d,]+)")
 
 
 class Raw:
@@ -150,8 +157,68 @@ def test_what_is_refused(refused: Callable[..., str], stream: Path, documents: P
     assert "use list, or your own" in refused(documents, "--collate", "stack")
     assert "cannot import" in refused(stream, "--collate", "no_such_module:f")
     assert "expected module:object" in refused(stream, "--collate", "json")
-    assert "global batch" in refused(stream, "--sequence-length", "3000")
+    assert "--sequence-length of at most 4,000" in refused(stream, "--sequence-length", "5000")
+    assert "--batch-size of at most 2" in refused(stream, "--batch-size", "3", "--sequence-length", "2000")
+    assert "--batch-size of at most 40" in refused(documents, "--batch-size", "41")
     assert "nothing" in refused(tmp_path / "nothing")
+
+
+# --- sizes ------------------------------------------------------------------------------------------
+
+
+def test_small_data_is_measured_without_options_and_the_choice_is_said(
+    capsys: pytest.CaptureFixture[str], stream: Path, documents: Path
+) -> None:
+    few = ("--workers", "0", "--prefetch", "0", "--seconds", "0.4", "--backends", "pread")
+    assert cli.main(["bench", str(stream), *few]) == 0
+    said = capsys.readouterr().out
+    assert "windows of 64, batches of 15 " in said
+    assert "with 4,000 elements only, it measures --sequence-length 64 instead of 2,048 and --batch-size 15" in said
+    assert cli.main(["bench", str(documents), *few]) == 0
+    assert "with 40 documents only, it measures --batch-size 10 instead of 32; give" in capsys.readouterr().out
+
+
+SMALL = st.none() | st.integers(1, 3000)
+
+
+@given(total=st.integers(1, 400_000), is_document=st.booleans(), sequence_length=SMALL, batch_size=SMALL)
+@example(total=1, is_document=False, sequence_length=None, batch_size=None)
+@example(total=2048 * 32 * 4, is_document=False, sequence_length=None, batch_size=None)
+def test_sizes_fit_or_are_refused_with_limits_that_fit(
+    total: int, is_document: bool, sequence_length: int | None, batch_size: int | None
+) -> None:
+    if is_document:
+        sequence_length = None
+    smallest = (sequence_length or 1) * (batch_size or 1)
+
+    def chosen(length: int | None, size: int | None) -> Sizes:
+        return choose_sizes(total, is_document=is_document, sequence_length=length, batch_size=size)
+
+    if smallest > total:
+        with pytest.raises(ArgumentError) as caught:
+            chosen(sequence_length, batch_size)
+        limits = {name: int(number.replace(",", "")) for name, number in LIMIT.findall(str(caught.value))}
+        for name, limit in limits.items():
+            fits = {"sequence-length": sequence_length, "batch-size": batch_size, name: limit}
+            assert chosen(fits["sequence-length"], fits["batch-size"]).batch_size
+            with pytest.raises(ArgumentError):
+                fits[name] = limit + 1
+                chosen(fits["sequence-length"], fits["batch-size"])
+        return
+    found = chosen(sequence_length, batch_size)
+    assert total // (found.sequence_length or 1) >= found.batch_size
+    assert (found.sequence_length is None) == is_document
+    assert sequence_length in (None, found.sequence_length)
+    assert batch_size in (None, found.batch_size)
+    if total >= 4 * (sequence_length or (1 if is_document else 2048)) * (batch_size or 32):
+        assert found.note is None
+        default_length = None if is_document else 2048
+        assert (found.sequence_length, found.batch_size) == (sequence_length or default_length, batch_size or 32)
+
+
+def test_empty_data_is_nothing_to_measure() -> None:
+    with pytest.raises(ArgumentError, match="nothing to measure"):
+        choose_sizes(0, is_document=True)
 
 
 # --- measuring --------------------------------------------------------------------------------------

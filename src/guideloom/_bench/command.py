@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from guideloom._base.errors import ArgumentError
+from guideloom._bench.sizes import BATCH_SIZE, SEQUENCE_LENGTH, Sizes, choose_sizes
 from guideloom._storage.catalog import Catalog
 
 HELP = "which backend, workers and prefetch to use for this data set on this machine, measured"
@@ -25,9 +26,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.epilog = _EPILOG
     parser.add_argument(
-        "--sequence-length", type=int, metavar="T", help="elements of a window, for streams (default: 2048)"
+        "--sequence-length",
+        type=int,
+        metavar="T",
+        help=f"elements of a window, for streams (default: {SEQUENCE_LENGTH}, or what small data has room for)",
     )
-    parser.add_argument("--batch-size", type=int, default=32, metavar="B", help="samples (default: %(default)s)")
+    parser.add_argument(
+        "--batch-size", type=int, metavar="B", help=f"samples (default: {BATCH_SIZE}, or what small data has room for)"
+    )
     parser.add_argument("--backends", type=_names, metavar="NAMES", help="seek,pread,mmap or pread+advice")
     parser.add_argument(
         "--workers", type=_numbers, default=[0, 1, 2], metavar="N,N", help="reading threads (default: 0,1,2)"
@@ -93,7 +99,15 @@ def run(options: argparse.Namespace, catalog: Catalog) -> str:
         for workers in options.workers
         for prefetch in options.prefetch
     ]
-    subject, collate = _subject(options, catalog)
+    known = catalog.kind == "document" or catalog.dtype is not None
+    sizes = choose_sizes(
+        catalog.total if known else None,
+        is_document=catalog.kind == "document",
+        sequence_length=options.sequence_length,
+        batch_size=options.batch_size,
+        path=options.directory,
+    )
+    subject, collate = _subject(options, catalog, sizes)
     step_s = None if options.step_ms is None else options.step_ms / 1e3
     with _progress(num_measurements(len(settings), options.cold, step_s is not None)) as progress:
         measured = measure(
@@ -106,6 +120,8 @@ def run(options: argparse.Namespace, catalog: Catalog) -> str:
             progress=progress,
         )
     found = facts(subject, measured, recommend(measured.rows, step_s), collate, step_s)
+    if sizes.note is not None:
+        found["notes"].insert(0, sizes.note)
     return json.dumps(found, indent=2) if options.json else text(found)
 
 
@@ -122,7 +138,7 @@ def _check(options: argparse.Namespace, catalog: Catalog) -> None:
         raise ArgumentError("documents are read whole: leave --sequence-length out", path=options.directory)
 
 
-def _subject(options: argparse.Namespace, catalog: Catalog) -> tuple[Any, str]:
+def _subject(options: argparse.Namespace, catalog: Catalog, sizes: Sizes) -> tuple[Any, str]:
     from guideloom._bench import subject as subjects
     from guideloom._loader.bridge import as_device
 
@@ -141,10 +157,15 @@ def _subject(options: argparse.Namespace, catalog: Catalog) -> tuple[Any, str]:
         raise ArgumentError("--collate stack needs samples of one size: use list, or your own, for documents")
     functions: dict[str, Any] = {"none": None, "stack": subjects.stack, "list": subjects.keep}
     function = functions[collate] if collate in functions else subjects.load_object(collate)
-    length = None if is_document else options.sequence_length or 2048
     return (
         subjects.Subject(
-            options.directory, catalog, storage_format, function, length, options.batch_size, as_device(options.device)
+            options.directory,
+            catalog,
+            storage_format,
+            function,
+            sizes.sequence_length,
+            sizes.batch_size,
+            as_device(options.device),
         ),
         collate,
     )
