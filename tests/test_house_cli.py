@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import guideloom
-from guideloom import DocumentStorage, StreamNumpyFormat, StreamStorage, cli
+from guideloom import DocumentNumpyFormat, DocumentStorage, StreamNumpyFormat, StreamStorage, cli
 from guideloom.testing import make_spans
 
 TOKENS = np.dtype([("token", "<u2"), ("weight", "<f4")])
@@ -300,3 +300,75 @@ def test_a_reader_that_goes_away_is_no_error(stream: Path) -> None:
     command = f"{sys.executable} -W error -m guideloom info {stream} --json | true"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert result.stderr == ""
+
+
+# --- show, of documents of arrays ---
+
+
+NUMPY_FORMATS = [
+    {"tokens": "<u2"},
+    {"tokens": "<u2", "scores": ("<f4", (3,))},
+    {"when": "<M8[ns]", "word": "<U5", "flag": "?"},
+    None,
+]
+
+
+@pytest.mark.parametrize("fields", NUMPY_FORMATS)
+def test_show_gives_the_arrays_of_a_document(run: Run, tmp_path: Path, fields: dict[str, Any] | None) -> None:
+    fmt = DocumentNumpyFormat(fields)
+    given = {name: np.dtype(dtype) for name, dtype in (fields or {"image": "<i4", "x": "<f8"}).items()}
+    arrays = {name: np.zeros(5, dtype.base) for name, dtype in given.items() if not dtype.shape}
+    arrays |= {name: np.ones((5, *dtype.shape), dtype.base) for name, dtype in given.items() if dtype.shape}
+    with DocumentStorage(tmp_path / "d", fmt).sync_writer() as writer:
+        writer.append(0, arrays)
+    shown = json.loads(run("show", tmp_path / "d", 0, "--json", "--length", 2))["arrays"]
+    assert {name: (facts["dtype"], facts["shape"]) for name, facts in shown.items()} == {
+        name: (array.dtype.str, list(array.shape)) for name, array in arrays.items()
+    }
+    assert all(len(facts["values"]) == 2 for facts in shown.values())
+
+
+def test_show_says_arrays_in_words(run: Run, tmp_path: Path) -> None:
+    with DocumentStorage(tmp_path / "d", DocumentNumpyFormat({"a": "<u2", "b": ("<f4", (2,))})).sync_writer() as writer:
+        writer.append(0, {"a": np.arange(40), "b": [[0.5, 1.0]]})
+    text = run("show", tmp_path / "d", 0, "--length", 3)
+    assert text == "document 0, shard 0, 104 bytes\na: <u2 [40]: 0 1 2 ...\nb: <f4 [1, 2]: 0.5 1.0\n"
+
+
+def test_show_of_arrays_that_do_not_fit_says_so_and_gives_bytes(run: Run, tmp_path: Path) -> None:
+    fmt = DocumentNumpyFormat({"a": "<u4"})
+    fmt.pack = lambda data: b"\x00\x01\x02"  # type: ignore[method-assign]
+    with DocumentStorage(tmp_path / "d", fmt).sync_writer() as writer:
+        writer.append(0, {})
+    text = run("show", tmp_path / "d", 0)
+    assert "00 01 02" in text
+    assert "a multiple of 4 bytes" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        (DocumentNumpyFormat({"a": "<u2"}).format_name, True),
+        (DocumentNumpyFormat({"a": ("<u2", (2, 3)), "b": "S7"}).format_name, True),
+        (DocumentNumpyFormat().format_name, True),
+        (DocumentNumpyFormat({"a": [("x", "<u2")]}).format_name, False),
+        (DocumentNumpyFormat({f"field{n}": "<u2" for n in range(40)}).format_name, False),
+        (DocumentNumpyFormat({"a:<u2,b": "<u2", "c,d": "<u2"}).format_name, False),
+        ("DocumentNumpyFormat(a:<u2,)", False),
+        ("DocumentNumpyFormat(a:<O8)", False),
+        ("DocumentNumpyFormat(a:|S0)", False),
+        ("DocumentNumpyFormat(a:<u2[-1])", False),
+        ("DocumentNumpyFormat(a:<u2[0])", False),
+        (f"DocumentNumpyFormat(a:<u2[{10**30}])", False),
+        ("DocumentNumpyFormat(a:<u2[1, , 2])", False),
+        ("DocumentNumpyFormat(a:<u2[9999999999])", False),
+        ("DocumentNumpyFormat()", False),
+        ("MyDocumentNumpyFormat(a:<u2)", False),
+        ("DocumentJsonFormat", False),
+        ("", False),
+    ],
+)
+def test_a_format_is_found_by_its_name_or_not_at_all(name: str, known: bool) -> None:
+    found = DocumentNumpyFormat.from_format_name(name)
+    assert (found is not None) == known
+    assert found is None or found.format_name == name

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from guideloom._base.checks import descr_of
-from guideloom._base.errors import ArgumentError, GuideLoomError, OutOfRangeError
+from guideloom._base.errors import ArgumentError, CorruptDataError, GuideLoomError, OutOfRangeError
 from guideloom._bench import command as bench_command
 from guideloom._commands import clean, manifest, repair, upgrade, verify
 from guideloom._dataset.storages import DocumentStorage, StreamStorage, StreamWithMetaStorage
+from guideloom._format.document_numpy import DocumentNumpyFormat
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.identity import identify_published
 from guideloom._storage.local import LocalFolder, drive
@@ -94,7 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(command=_show)
     show.add_argument("index", metavar="INDEX", type=int, help="element (streams) or document, counted from 0")
     show.add_argument("--shard", type=int, help="count INDEX from the first of this shard")
-    show.add_argument("--length", type=int, default=16, help="elements to show (default: %(default)s)")
+    show.add_argument(
+        "--length", type=int, default=16, help="elements, or values of each array, to show (default: %(default)s)"
+    )
     show.add_argument("--bytes", type=int, default=400, help="bytes of each payload to show (default: %(default)s)")
     verify.add(commands, _dtype)
     repair.add(commands)
@@ -259,7 +262,10 @@ def _show(options: argparse.Namespace) -> str:
             raise ArgumentError(f"--{name} must be at least 0, got {getattr(options, name)}")
     catalog = open_any(directory, options.dtype)
     if catalog.kind == "document":
-        facts = _document_facts(directory, _global_index(catalog, options), options.bytes)
+        numpy_format = DocumentNumpyFormat.from_format_name(catalog.format_name)
+        facts = _document_facts(
+            directory, _global_index(catalog, options), options.bytes, numpy_format, length=options.length
+        )
     elif catalog.dtype is None:
         raise ArgumentError(_NO_DTYPE, path=directory)
     else:
@@ -285,10 +291,30 @@ def _global_index(catalog: Catalog, options: argparse.Namespace) -> int:
     return first + int(options.index)
 
 
-def _document_facts(directory: Path, index: int, limit_bytes: int) -> dict[str, Any]:
+def _document_facts(
+    directory: Path, index: int, limit_bytes: int, numpy_format: DocumentNumpyFormat | None, length: int
+) -> dict[str, Any]:
     with DocumentStorage(directory, _RawDocument()).sync_reader() as reader:
         encoded, shard = reader.read(index)
-        return {"index": index, "shard": shard, **_preview(encoded, limit_bytes)}
+        facts: dict[str, Any] = {"index": index, "shard": shard}
+        if numpy_format is not None:
+            # A shard may hold parts of several formats, and the name is that of the last: bytes are always true.
+            try:
+                arrays = numpy_format.unpack(encoded, shard)
+            except CorruptDataError as error:
+                facts["problem"] = str(error)
+            else:
+                shown = {name: _array_facts(array, length) for name, array in arrays.items()}
+                return {**facts, "bytes": encoded.nbytes, "arrays": shown}
+        return {**facts, **_preview(encoded, limit_bytes)}
+
+
+def _array_facts(array: np.ndarray[Any, Any], length: int) -> dict[str, Any]:
+    return {
+        "dtype": descr_of(array.dtype),
+        "shape": list(array.shape),
+        "values": [_plain(value) for value in array.reshape(-1)[:length].tolist()],
+    }
 
 
 def _stream_facts(directory: Path, dtype: np.dtype[Any], index: int, length: int, limit_bytes: int) -> dict[str, Any]:
@@ -343,7 +369,11 @@ def _preview(data: memoryview, limit_bytes: int) -> dict[str, Any]:
 
 def _show_text(facts: Mapping[str, Any]) -> str:
     if "elements" not in facts:
-        return f"document {facts['index']:,}, shard {facts['shard']}, {_preview_text(facts)}"
+        head = f"document {facts['index']:,}, shard {facts['shard']}, "
+        if "arrays" in facts:
+            return "\n".join((f"{head}{facts['bytes']:,} bytes", *_array_lines(facts["arrays"])))
+        problem = f"\n{facts['problem']}" if "problem" in facts else ""
+        return head + _preview_text(facts) + problem
     index, columns = facts["index"], facts["elements"]
     rows = [[f"{index + place:,}", *map(str, row)] for place, row in enumerate(zip(*columns.values(), strict=True))]
     text = _table(["index", *columns], rows)
@@ -352,6 +382,16 @@ def _show_text(facts: Mapping[str, Any]) -> str:
     for place, payload in enumerate(facts.get("payloads", ())):
         text += f"\n\npayload {place}, shard {payload['shard']}, {_preview_text(payload)}"
     return text
+
+
+def _array_lines(arrays: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for name, facts in arrays.items():
+        more = ["..."] if math.prod(facts["shape"]) > len(facts["values"]) else []
+        lines.append(
+            f"{name}: {_words(facts['dtype'])} {facts['shape']}: {' '.join([*map(str, facts['values']), *more])}"
+        )
+    return lines
 
 
 def _preview_text(facts: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
@@ -28,6 +29,10 @@ from guideloom._format.values import (
 
 _MAX_NAME = 200
 _LENGTH = struct.Struct("<q")
+_NAME = re.compile(r"DocumentNumpyFormat(?:\((.+)\))?", re.DOTALL)
+_NAMED_FIELD = re.compile(
+    r"(?P<name>[^:,]*):(?P<base>[<|][A-Za-z]\d*(?:\[\d*[a-zA-Z]+\])?)(?P<shape>\[[\d, ]+\])?(?:,|$)"
+)
 
 
 class DocumentNumpyFormat(NamedFormat):
@@ -152,6 +157,28 @@ class DocumentNumpyFormat(NamedFormat):
         lengths = struct.unpack_from(self._header, encoded)
         parts = ((name, dtype, length) for (name, dtype), length in zip(self.fields.items(), lengths, strict=True))
         return _views(encoded, header_bytes, parts, shard)
+
+    @classmethod
+    def from_format_name(cls, name: str) -> DocumentNumpyFormat | None:
+        """Return the format of a commit record's ``format_name``.
+
+        None where the name is another format's or does not tell the fields: too many of them, structured dtypes, or
+        names of fields that contain what stands between them.
+        """
+        whole = _NAME.fullmatch(name)
+        if whole is None:
+            return None
+        try:
+            found = cls(
+                {
+                    field["name"]: (dtype_from_descr(field["base"]), tuple(json.loads(field["shape"] or "[]")))
+                    for field in _NAMED_FIELD.finditer(whole[1] or "")
+                }
+                or None
+            )
+        except (ArgumentError, ValueError, OverflowError):
+            return None
+        return found if found.format_name == name else None
 
     def __repr__(self) -> str:
         if self.fields is None:
