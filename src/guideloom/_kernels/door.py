@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
@@ -27,6 +28,30 @@ _CACHE_ERRORS = (
     ImportError,
     TypeError,
 )
+
+
+# Held while a kernel is compiled or loaded from the cache. A fork waits for it, and for numba's own, which a user's
+# functions may hold: a child would wait for ever on what a thread that it does not have held at that moment, the locks
+# of half-done imports included. Reentrant, as numba's is: what compiles may fork.
+_compiling = threading.RLock()
+_held_over_fork = threading.local()
+
+
+def _before_fork() -> None:
+    _held_over_fork.locks = []
+    for lock in (_compiling, getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)):
+        if lock is not None:
+            lock.acquire()
+            _held_over_fork.locks.append(lock)
+
+
+def _after_fork() -> None:
+    for lock in reversed(_held_over_fork.locks):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def _is_on(variable: str, default: str = "0") -> bool:
@@ -72,7 +97,6 @@ class Kernel(Generic[FunctionT]):
         self._signature = signature
         self._twin = twin
         self._build = build
-        self._lock = threading.Lock()
         self.compiled: FunctionT | None = None
         self.__doc__ = source.__doc__
         self.__name__ = source.__name__
@@ -80,7 +104,7 @@ class Kernel(Generic[FunctionT]):
     def get(self) -> FunctionT:
         """Return the compiled function, compiling it when this is the first call."""
         if self.compiled is None:
-            with self._lock:
+            with _compiling:
                 if self.compiled is None:
                     self.compiled = self._compile()
         return self.compiled
@@ -92,6 +116,7 @@ class Kernel(Generic[FunctionT]):
         if jit_disabled():
             return self._twin or self._source
         import numba
+        import numpy.ma  # noqa: F401  # numba imports it in the first call, where no lock of ours is held
 
         function = self._source() if self._build else self._source
         if cache_enabled():
