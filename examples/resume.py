@@ -64,6 +64,13 @@ def main(directory: Path | None = None) -> None:
             except StateMismatchError as error:
                 print("another seed is refused:", error)
 
+        # More data is other data, and refused too, unless you say that the position is meant: here 20 windows are done.
+        with storage.sync_writer(mode="append") as writer:
+            writer.append(0, {"tokens": np.arange(480, 520, dtype=np.int32)})
+        with make_loader(storage, batch_size=4) as loader:
+            loader.load_state_dict(json.loads(saved), override={"identity"})
+            print(f"{sum(map(len, loader))} of {loader.dataset_size} windows left, in an order of their own")
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -134,6 +134,20 @@ def test_warnings_come_from_the_first_rank_only() -> None:
         make_items(device=torch.device("cuda", 0), pin_memory=True)
 
 
+def test_a_seed_without_shuffle_is_logged_once_and_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with make_items(4, shuffle_seed=7) as loader:
+            assert list(loader) == [[0], [1], [2], [3]]
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("guideloom", "WARNING")
+    assert "shuffle_seed=7 changes nothing with shuffle=False" in record.getMessage()
+    caplog.clear()
+    for options in ({}, {"shuffle": True, "shuffle_seed": 7}, {"shuffle_seed": 7, "rank": 1, "world_size": 2}):
+        make_items(4, **options)
+    assert not caplog.records
+
+
 def test_devices() -> None:
     assert make_items(device="cpu").device == torch.device("cpu")
     assert StatefulDataLoader(ItemDataset(), list, device=None).device == StatefulDataLoader.get_default_device()

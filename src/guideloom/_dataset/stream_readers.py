@@ -80,5 +80,5 @@ class StreamAsyncReader(_StreamOpened, AsyncOpened[Operations], StreamStorageAsy
     """Reads windows of a stream with asyncio; any number of tasks may read at once."""
 
     async def read(self, global_index: int, global_length: int) -> Any:
-        """Read a window; see :meth:`StreamSyncReader.read`."""
+        """Read a window, which past the last element goes on at the first; see :meth:`StreamSyncReader.read`."""
         return await run_async(self._read(global_index, global_length), self.files)

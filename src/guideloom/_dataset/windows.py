@@ -38,8 +38,9 @@ class StreamDataset(DatasetAbstract):
         Elements from one window to the next, T.
     overlap : int, default 0
         Elements that a window shares with the next one. With 1 a window has T + 1 elements: inputs ``[:-1]`` and
-        labels ``[1:]`` come out of
-        one read, and every element but the first is a label exactly once.
+        labels ``[1:]`` come out of one read, and every element but the first is a label exactly once. It may be T or
+        more, as for evaluation by a sliding window: T stays the step, an element then lies in ``1 + overlap / T``
+        windows on average, and an epoch reads that many times the data.
     dtype : dtype-like, or mapping field -> dtype-like, optional
         Wider dtype in which elements arrive (``<u2`` on disk, ``int64`` in the batch); must hold every value of the
         field.

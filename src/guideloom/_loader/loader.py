@@ -70,7 +70,8 @@ class StatefulDataLoader:
     shuffle : bool, default False
         Whether each epoch has another order.
     shuffle_seed : int or None
-        The order of epoch ``e`` depends on it and on ``e`` alone. None is a fixed seed, so that ranks agree.
+        The order of epoch ``e`` depends on it and on ``e`` alone. None is a fixed seed, so that ranks agree. Without
+        ``shuffle=True`` it changes nothing, and the logger "guideloom" says so.
     pin_memory : bool, default False
         Whether batches wait in pinned memory; needs a CUDA device.
     drop_last : bool, default True
@@ -474,6 +475,13 @@ class StatefulDataLoader:
     def _warn(self) -> None:
         if self._rank:
             return
+        if self._shuffle_seed is not None and not self._shuffle:
+            # No UserWarning: one configuration for training and validation may rightly give both.
+            LOGGER.warning(
+                "shuffle_seed=%d changes nothing with shuffle=False, batches come in the order of the data set: "
+                "pass shuffle=True, or leave shuffle_seed out",
+                self._shuffle_seed,
+            )
         if self._prefetch * self._local_batch_size < self._num_workers:
             warnings.warn(
                 f"prefetch * local_batch_size is {self._prefetch * self._local_batch_size}, less than num_workers, "
