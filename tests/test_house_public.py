@@ -5,8 +5,10 @@ from __future__ import annotations
 import builtins
 import inspect
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -122,3 +124,83 @@ def test_the_drawing_is_true(name: str) -> None:
     assert cls.__bases__[0].__name__ == (parent or "Exception")
     if builtin is not None:
         assert issubclass(cls, getattr(builtins, builtin))
+
+
+# --- parameters: the docstring knows each, and no other ---
+
+
+def documented(doc: str) -> tuple[set[str], set[str]]:
+    """Names in the Parameters section of a docstring, and all names that it mentions as code."""
+    section = re.search(r"^Parameters\n-+\n(.*?)(?=^\S[^\n]*\n---|\Z)", doc, flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^(\S[^:\n]*)", section[1] if section else "", flags=re.MULTILINE)
+    listed = {name.strip().lstrip("*") for head in heads for name in head.split(",")} - {""}
+    return listed, set(re.findall(r"(?<=``)\*{0,2}(\w+)(?=``)", doc))
+
+
+def parameters(function: Any) -> set[str]:
+    return {name for name in inspect.signature(function).parameters if name not in ("self", "cls")}
+
+
+def documents(label: str, function: Any, doc: str) -> list[str]:
+    """What is wrong with a docstring; a reference ``see :meth:`Class.method` `` lends the other's names."""
+    listed, mentioned = documented(doc)
+    if "As for the class" in doc:
+        mentioned |= documented(inspect.getdoc(function.__self__) or "")[0]
+    for reference in re.findall(r":meth:`~?([\w.]+)`", doc):
+        owner, _, method = reference.rpartition(".")
+        other = next((value for value in CLASSES if value.__name__ == owner.rpartition(".")[2]), None)
+        mentioned |= documented(inspect.getdoc(getattr(other, method)) or "")[0] if other else set()
+    wanted = parameters(function)
+    return [f"{label} says nothing of its parameter {name!r}" for name in sorted(wanted - listed - mentioned)] + [
+        f"{label} has no parameter {name!r}" for name in sorted(listed - wanted)
+    ]
+
+
+CLASSES = {
+    base
+    for module in map(import_module, MODULES)
+    for member in (getattr(module, name) for name in module.__all__)
+    if inspect.isclass(member)
+    for base in member.__mro__
+    if base.__module__.startswith("guideloom")
+}
+
+
+def documented_callables() -> Iterator[tuple[str, Any, str]]:
+    """Every public function, class and method of ours that takes arguments, with the docstring that is to name them."""
+    for cls in sorted(CLASSES, key=lambda cls: cls.__qualname__):
+        own = {} if cls.__name__.startswith("_") else vars(cls)
+        if "__init__" in own and not getattr(cls, "_is_protocol", False):
+            yield cls.__name__, cls, inspect.getdoc(cls) or ""
+        for name, value in own.items():
+            # The methods of a test class take fixtures.
+            if name.startswith(("_", "test_")) or not (
+                inspect.isfunction(value) or isinstance(value, classmethod | staticmethod)
+            ):
+                continue
+            yield f"{cls.__name__}.{name}", getattr(cls, name), inspect.getdoc(getattr(cls, name)) or ""
+    for module in MODULES:
+        home = import_module(module)
+        for name in home.__all__:
+            if inspect.isfunction(getattr(home, name)):
+                yield name, getattr(home, name), inspect.getdoc(getattr(home, name)) or ""
+
+
+def test_every_parameter_is_documented_and_nothing_that_is_none() -> None:
+    found = [problem for entry in documented_callables() for problem in documents(*entry)]
+    assert not found, "\n".join(found)
+
+
+def test_the_check_of_parameters_can_fail() -> None:
+    def function(here: int, gone: int, named: int) -> None:
+        """Do it with ``named``.
+
+        Parameters
+        ----------
+        here, other : int
+        """
+
+    assert documents("f", function, inspect.getdoc(function) or "") == [
+        "f says nothing of its parameter 'gone'",
+        "f has no parameter 'other'",
+    ]

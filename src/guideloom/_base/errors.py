@@ -78,7 +78,7 @@ class GuideLoomError(Exception):
         return f"{self.message} [{', '.join(where)}]" if where else self.message
 
     def under(self, directory: PurePath) -> Self:
-        """Say in which folder the path lies, where only the name in it was known; returns the error itself."""
+        """Say that the path lies in ``directory``, where only the name in it was known; returns the error itself."""
         if self.path is None or not PurePath(self.path).is_relative_to(directory):
             self.path = str(directory / (self.path or ""))
         self.args = (self._text(), *self.args[1:])
@@ -179,8 +179,10 @@ class StateSchemaError(StateError):
 class StateMismatchError(StateError):
     """A state that belongs to another run.
 
-    Attributes
+    Parameters
     ----------
+    message : str
+        As for every error.
     key : str
         The name of the state's entry, which is also the name of the override.
     expected, found

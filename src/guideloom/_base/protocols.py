@@ -81,7 +81,7 @@ class StreamStorageFormat(Protocol):
     stream_dtype: np.dtype[Any]
 
     def pack(self, data: Any) -> npt.NDArray[Any]:
-        """Encode one record as a 1-D array of ``stream_dtype``."""
+        """Encode one record, ``data`` of whatever type the format takes, as a 1-D array of ``stream_dtype``."""
         ...
 
     def unpack(
@@ -111,7 +111,19 @@ class StreamWithMetaStorageFormat(Protocol):
         ...
 
     def pack(self, data: Any) -> Generator[tuple[Any, UserBufferTypes | None], None, npt.NDArray[Any]]:
-        """Yield ``(key, payload or None)`` for each element, and return the element array."""
+        """Yield ``(key, payload or None)`` for each element, and return the element array.
+
+        Parameters
+        ----------
+        data
+            One record, of whatever type the format takes.
+
+        Yields
+        ------
+        (key, payload or None)
+            Exactly ``size(data)`` pairs, one an element in order. Equal neighbouring keys are one span; its first pair
+            carries the payload (empty is legal), the others may give None. Keys are compared within this call only.
+        """
         ...
 
     def unpack(
@@ -141,11 +153,19 @@ class DocumentStorageFormat(Protocol):
     """How a document becomes bytes and back."""
 
     def pack(self, data: Any) -> UserBufferTypes:
-        """Encode one document."""
+        """Encode one document, ``data`` of whatever type the format takes; no bytes at all are legal."""
         ...
 
     def unpack(self, encoded: StorageBufferTypes, shard: int) -> Any:
-        """Decode one document; ``np.frombuffer(encoded, ...)`` makes no copy."""
+        """Decode one document.
+
+        Parameters
+        ----------
+        encoded : bytearray or memoryview
+            What ``pack`` gave; ``np.frombuffer(encoded, ...)`` makes no copy. It stays as it is as long as it is held.
+        shard : int
+            Where the document is from.
+        """
         ...
 
 
@@ -241,7 +261,20 @@ class StreamStorageSyncReaderAbstract(SyncContextManager):
 
     @abstractmethod
     def read(self, global_index: int, global_length: int) -> Any:
-        """Read the window ``[global_index, global_index + global_length)``; it wraps behind the last element."""
+        """Read the window ``[global_index, global_index + global_length)``.
+
+        Parameters
+        ----------
+        global_index : int
+            In ``[0, total_length)``, else an ``IndexError``.
+        global_length : int
+            At least 0, else an ``IndexError``. Behind the last element reading goes on at the first, as often as needed.
+
+        Returns
+        -------
+        object
+            What the format's ``unpack`` makes of the window.
+        """
 
 
 class StreamStorageAsyncReaderAbstract(AsyncContextManager):
@@ -263,7 +296,7 @@ class StreamStorageAsyncReaderAbstract(AsyncContextManager):
 
     @abstractmethod
     async def read(self, global_index: int, global_length: int) -> Any:
-        """Read a window; see the synchronous form."""
+        """Read a window; see :meth:`StreamStorageSyncReaderAbstract.read`."""
 
 
 class StreamStorageAbstract(ABC):
@@ -271,7 +304,7 @@ class StreamStorageAbstract(ABC):
 
     @abstractmethod
     def sync_writer(self, mode: WriteMode = "create") -> StreamStorageSyncWriterAbstract:
-        """Return a writer, not yet open."""
+        """Return a writer, not yet open; ``mode`` says what becomes of a shard that is there."""
 
     @abstractmethod
     def sync_reader(self) -> StreamStorageSyncReaderAbstract:
@@ -313,11 +346,11 @@ class DocumentStorageSyncReaderAbstract(SyncContextManager):
 
     @abstractmethod
     def read(self, global_index: int) -> Any:
-        """Read one document."""
+        """Read document ``global_index``; one outside ``[0, total_length)`` is an ``IndexError``."""
 
     @abstractmethod
     def read_many(self, indexes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Sequence[Any]:
-        """Read documents in request order; any order, repeats allowed."""
+        """Read the documents ``indexes`` in request order; any order, repeats and none at all are allowed."""
 
 
 class DocumentStorageAsyncReaderAbstract(AsyncContextManager):
@@ -339,11 +372,11 @@ class DocumentStorageAsyncReaderAbstract(AsyncContextManager):
 
     @abstractmethod
     async def read(self, global_index: int) -> Any:
-        """Read one document."""
+        """Read document ``global_index``; one outside ``[0, total_length)`` is an ``IndexError``."""
 
     @abstractmethod
     async def read_many(self, indexes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Sequence[Any]:
-        """Read documents in request order."""
+        """Read the documents ``indexes`` in request order; any order, repeats and none at all are allowed."""
 
 
 class DocumentStorageAbstract(ABC):
@@ -351,7 +384,7 @@ class DocumentStorageAbstract(ABC):
 
     @abstractmethod
     def sync_writer(self, mode: WriteMode = "create") -> DocumentStorageSyncWriterAbstract:
-        """Return a writer, not yet open."""
+        """Return a writer, not yet open; ``mode`` says what becomes of a shard that is there."""
 
     @abstractmethod
     def sync_reader(self) -> DocumentStorageSyncReaderAbstract:

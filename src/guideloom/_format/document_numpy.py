@@ -139,6 +139,12 @@ class DocumentNumpyFormat(NamedFormat):
     def unpack(self, encoded: StorageBufferTypes, shard: int) -> dict[str, npt.NDArray[Any]]:
         """Decode one document: views on ``encoded``.
 
+        Parameters
+        ----------
+        encoded : bytearray or memoryview
+        shard : int
+            For the error.
+
         Raises
         ------
         CorruptDataError
@@ -160,7 +166,7 @@ class DocumentNumpyFormat(NamedFormat):
 
     @classmethod
     def from_format_name(cls, name: str) -> DocumentNumpyFormat | None:
-        """Return the format of a commit record's ``format_name``.
+        """Return the format that a commit record gives the ``name``.
 
         None where the name is another format's or does not tell the fields: too many of them, structured dtypes, or
         names of fields that contain what stands between them.

@@ -27,7 +27,7 @@ class DocumentPickleFormat(NamedFormat):
     """
 
     def pack(self, data: Any) -> bytes:
-        """Encode one document; one that cannot be pickled is a ``PackError``."""
+        """Encode one document; ``data`` that cannot be pickled is a ``PackError``."""
         try:
             return pickle.dumps(data, protocol=5)
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
@@ -35,6 +35,12 @@ class DocumentPickleFormat(NamedFormat):
 
     def unpack(self, encoded: StorageBufferTypes, shard: int) -> Any:
         """Decode one document.
+
+        Parameters
+        ----------
+        encoded : bytearray or memoryview
+        shard : int
+            For the errors.
 
         Raises
         ------
@@ -79,6 +85,10 @@ class DocumentJsonFormat(NamedFormat):
     def pack(self, data: Any) -> bytes:
         """Encode one document.
 
+        Parameters
+        ----------
+        data : dict, list, str, number, bool or None
+
         Raises
         ------
         PackError
@@ -98,7 +108,7 @@ class DocumentJsonFormat(NamedFormat):
         return encoded
 
     def unpack(self, encoded: StorageBufferTypes, shard: int) -> Any:
-        """Decode one document; bytes that are not JSON in UTF-8 are a ``CorruptDataError``."""
+        """Decode ``encoded``; bytes that are not JSON in UTF-8 are a ``CorruptDataError`` that names ``shard``."""
         try:
             return _DECODER.decode(str(encoded, "utf-8"))
         except (ValueError, RecursionError) as error:
@@ -151,7 +161,7 @@ class DocumentMsgpackFormat(NamedFormat):
         self.verify = verify
 
     def pack(self, data: Any) -> bytes:
-        """Encode one document; what msgspec cannot encode, or the schema refuses (``verify``), is a ``PackError``."""
+        """Encode ``data``; what msgspec cannot encode, or the schema refuses (``verify``), is a ``PackError``."""
         try:
             encoded = self._encoder.encode(data)
             if self.verify:
@@ -163,7 +173,19 @@ class DocumentMsgpackFormat(NamedFormat):
         return encoded
 
     def unpack(self, encoded: StorageBufferTypes, shard: int) -> Any:
-        """Decode one document; bytes that are no MessagePack, or not of the schema, are a ``CorruptDataError``."""
+        """Decode one document.
+
+        Parameters
+        ----------
+        encoded : bytearray or memoryview
+        shard : int
+            For the error.
+
+        Raises
+        ------
+        CorruptDataError
+            The bytes are no MessagePack, or not of the schema.
+        """
         try:
             return self._decoder.decode(encoded)
         except (self._decode_error, ValueError, RecursionError) as error:

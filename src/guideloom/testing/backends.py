@@ -127,21 +127,33 @@ class BackendWrapper(IOReaderAbstract):
         return partial(_WrappedAsyncReader, self, self.inner.async_reader())
 
     def before(self, operation: Operation, path: PurePath, offset: int, size: int) -> None:
-        """Run before each call of ``inner``; ``offset`` and ``size`` are 0 unless it is a read."""
+        """Run before each call of ``inner``.
+
+        Parameters
+        ----------
+        operation : {"open", "filesize", "read"}
+        path : pathlib.PurePath
+            The reader's.
+        offset, size : int
+            In bytes; 0 unless it is a read.
+        """
 
     async def before_async(self, operation: Operation, path: PurePath, offset: int, size: int) -> None:
-        """Run before each call of ``inner``'s asyncio reader; must not block the event loop."""
+        """Run before each call of ``inner``'s asyncio reader, as :meth:`BackendWrapper.before`.
+
+        It must not block the event loop.
+        """
         self.before(operation, path, offset, size)
 
     def after_read(self, path: PurePath, offset: int, data: StorageBufferTypes) -> StorageBufferTypes:
-        """Return what the caller gets in place of ``data``."""
+        """Return what the caller gets in place of ``data``, which was read of ``path`` from ``offset`` on."""
         return data
 
     def opened(self, path: PurePath) -> None:
-        """Run after a file was opened."""
+        """Run after the file ``path`` was opened."""
 
     def closed(self, path: PurePath) -> None:
-        """Run after an open file was closed."""
+        """Run after the open file ``path`` was closed."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_lock"}
@@ -285,7 +297,7 @@ class CountingBackend(BackendWrapper):
         )
 
     def matching(self, pattern: str) -> FileCounts:
-        """Counts of the files whose name matches a shell pattern, such as ``"*.elements.bin"``."""
+        """Counts of the files whose name matches the shell ``pattern``, such as ``"*.elements.bin"``."""
         found = FileCounts()
         for path, one in self.per_file.items():
             if fnmatch.fnmatchcase(PurePath(path).name, pattern):

@@ -70,7 +70,15 @@ class BackendConformance(ABC):
         """Return the backend to test."""
 
     def place(self, folder: Path, name: str, content: bytes) -> PurePath:
-        """Put a file where the backend can read it, and return the path that a reader takes."""
+        """Put a file where the backend can read it, and return the path that a reader takes.
+
+        Parameters
+        ----------
+        folder : pathlib.Path
+            A local folder of the test's own.
+        name : str
+        content : bytes
+        """
         path = folder / name
         path.write_bytes(content)
         return path

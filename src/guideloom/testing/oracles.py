@@ -25,7 +25,15 @@ def naive_window(shards: Sequence[Iterable[T]], index: int, length: int) -> list
 
 
 def naive_runs(counts: Sequence[int], index: int, length: int) -> list[tuple[int, int]]:
-    """Return the runs ``(shard, length)`` of a window: elements from one shard without a wrap between them."""
+    """Return the runs ``(shard, length)`` of a window: elements from one shard without a wrap between them.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        Elements of each shard.
+    index, length : int
+        The window, in global elements.
+    """
     owners = [[(shard, i) for i in range(count)] for shard, count in enumerate(counts)]
     runs: list[tuple[int, int]] = []
     last: tuple[int, int] | None = None
@@ -61,7 +69,7 @@ def naive_span_window(span_lengths: Sequence[Sequence[int]], index: int, length:
 
 
 def naive_order(count: int) -> list[int]:
-    """Return the order of an epoch without shuffling."""
+    """Return the order of an epoch of ``count`` samples without shuffling."""
     return list(range(count))
 
 

@@ -85,13 +85,13 @@ class IdStreamFormat:
         self.stream_dtype: np.dtype[Any] = np.dtype(stream_dtype)
 
     def pack(self, data: Any) -> npt.NDArray[Any]:
-        """Take the elements as they are."""
+        """Take the elements ``data`` as they are."""
         return np.asarray(data)
 
     def unpack(
         self, stream: npt.NDArray[Any], shard_lengths: npt.NDArray[np.int64], shards: npt.NDArray[np.int64]
     ) -> StreamIds:
-        """Give the window and its runs."""
+        """Give the window and its runs; see :meth:`StreamStorageFormat.unpack`."""
         return StreamIds(stream, shard_lengths.tolist(), shards.tolist())
 
 
@@ -110,12 +110,12 @@ class IdDocumentFormat:
     """
 
     def pack(self, data: tuple[int, int]) -> bytes:
-        """Encode a document of ``size`` bytes."""
+        """Encode the document ``data``, its number and its size in bytes."""
         document, size = data
         return _payload(document, size)
 
     def unpack(self, encoded: StorageBufferTypes, shard: int) -> DocumentIds:
-        """Check every byte."""
+        """Check every byte of ``encoded``, and give what it holds with its ``shard``."""
         return DocumentIds(_payload_id(encoded), shard, len(encoded))
 
 
@@ -163,11 +163,11 @@ class IdSpanFormat:
         self._payload_size = payload_size or _varied_size
 
     def size(self, data: Span) -> int:
-        """Number of elements."""
+        """Number of elements of ``data``."""
         return sum(length for _, length in data.spans)
 
     def pack(self, data: Span) -> Generator[tuple[int, bytes | None], None, npt.NDArray[Any]]:
-        """Give the payload with a span's first element only."""
+        """Give the payload of each span of ``data`` with its first element only."""
         for span, length in data.spans:
             for i in range(length):
                 yield span, None if i else _payload(span, self._payload_size(span))
@@ -180,7 +180,7 @@ class IdSpanFormat:
         document_index: npt.NDArray[np.int32],
         document_data: Sequence[StorageBufferTypes],
     ) -> SpanIds:
-        """Check dtypes and every payload byte."""
+        """Check dtypes and every payload byte; see :meth:`StreamWithMetaStorageFormat.unpack`."""
         if document_shard.dtype != np.int64 or document_index.dtype != np.int32:
             raise TypeError(f"expected int64 and int32, found {document_shard.dtype} and {document_index.dtype}")
         spans = [_payload_id(payload) for payload in document_data]

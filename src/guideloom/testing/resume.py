@@ -31,7 +31,7 @@ MakeLoader: TypeAlias = Callable[..., Any]
 
 
 def plain(value: Any) -> Any:
-    """Turn arrays and tensors, also inside containers, into nested lists, so that ``==`` compares content.
+    """Turn ``value``'s arrays and tensors, inside containers too, into nested lists: ``==`` then compares content.
 
     Mappings become dicts, sequences lists, dataclasses the list of their values.
     """

@@ -74,9 +74,21 @@ def make_sparse_document(
     *,
     read_interface: IOReaderAbstract | None = None,
 ) -> DocumentStorage:
-    """Write two documents in one shard: ``size`` zero bytes except for ``marks`` (offset -> bytes), then ``b"end"``.
+    """Write two documents in one shard: zero bytes except for marks, then ``b"end"``.
 
-    The storage hands out the encoded bytes as they are read.
+    Parameters
+    ----------
+    directory : pathlib.Path
+    size : int
+        Bytes of the first document.
+    marks : mapping of int -> bytes, optional
+        What stands at which offset of it.
+    read_interface : IOReaderAbstract, optional
+
+    Returns
+    -------
+    DocumentStorage
+        It hands out the encoded bytes as they are read.
     """
     from guideloom._dataset.storages import DocumentStorage
 

@@ -75,7 +75,7 @@ class LatencyBackend(BackendWrapper):
             return self._waiting
 
     def wait_for_waiting(self, count: int, timeout_s: float = 30.0) -> None:
-        """Return once at least ``count`` calls are held back; ``TimeoutError`` if that does not happen."""
+        """Return once at least ``count`` calls are held back; ``TimeoutError`` if not within ``timeout_s``."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._waiting >= count, timeout_s):
                 raise TimeoutError(f"expected {count} calls to be held back, found {self._waiting} after {timeout_s} s")
@@ -171,7 +171,7 @@ class Fault:
             raise ValueError(f"only a read can be short or flipped, not {self.operation!r}")
 
     def covers(self, operation: Operation, path: PurePath, offset: int, size: int) -> bool:
-        """Whether a call is one that this fault is about."""
+        """Whether a call is one that this fault is about; see :meth:`BackendWrapper.before`."""
         wanted = self.offset if self.flip_at is None else self.flip_at
         return (
             operation == self.operation
