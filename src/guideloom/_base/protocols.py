@@ -268,7 +268,7 @@ class StreamStorageSyncReaderAbstract(SyncContextManager):
         global_index : int
             In ``[0, total_length)``, else an ``IndexError``.
         global_length : int
-            At least 0, else an ``IndexError``. Behind the last element reading goes on at the first, as often as needed.
+            At least 0, else an ``IndexError``. Behind the last element it goes on at the first, as often as needed.
 
         Returns
         -------
