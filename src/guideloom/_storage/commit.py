@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from guideloom._storage.local import LocalFolder, drive
 from guideloom._storage.manifest import encode_manifest
 from guideloom._storage.names import (
     MANIFEST,
+    MANIFEST_IN_PROGRESS,
     RECORD_LIMIT_BYTES,
     TEMPORARY_PREFIX,
     parse_data_name,
@@ -138,7 +140,7 @@ class Committer:
         if ready:
             try:
                 # The names, and the manifest's absence, must be durable before any record is.
-                disk.unlink(os.path.join(self._folder, MANIFEST))
+                withdraw_manifest(self._folder)
                 disk.sync_folder(self._folder)
             except OSError as error:
                 for part in ready:
@@ -221,33 +223,62 @@ def gather_manifest(folder: str, token: str, known: Parts | None) -> None:
 
     Notes
     -----
-    A writer's steps are: data files appear, the manifest is removed, the record appears. So whatever was committed
-    since our listing shows, in a listing after our rename, at least its data files: if that listing has anything new,
-    we gather again.
-    A part whose data files are listed and whose record is not is named as *pending*, and readers ask for it; so the
-    manifest also holds when its writer is killed between two steps.
+    Whoever commits withdraws manifests between the two steps "data files appear" and "the record appears", also those
+    in progress. Ours is in progress, under a temporary name, before we list the folder. So a part whose data files we
+    do not see is one whose writer withdraws our manifest, and renaming it fails. A part whose data files are listed
+    and whose record is not is named as *pending*, and readers ask for it. Therefore a manifest that has its name
+    holds, whoever is killed and whenever.
     """
     local = LocalFolder(Path(folder))
     target = os.path.join(folder, MANIFEST)
+    temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{token}{MANIFEST_IN_PROGRESS}")
     for _ in range(_GATHER_ROUNDS):
-        before = _listed(folder)
-        records, pending = before
-        parts = drive(read_unnamed(dict.fromkeys(records, 0), known, folder), local.answer)
-        if parts is None:
+        descriptor = disk.create(temporary)
+        try:
+            before = _listed(folder)
+            known = _committed(local, folder, before[0], known)
+            data = None if known is None else encode_manifest(known, before[1])
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+                disk.unlink(temporary)
+            raise
+        if data is None:
+            disk.close(descriptor, temporary)
+            disk.unlink(temporary)
             return
-        listed = [row for row, name in enumerate(parts.record_names()) if name in records]
-        if len(listed) != parts.shard.size:
-            parts = parts.take(np.array(listed, np.int64))
-        known = parts
-        temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{token}-manifest")
-        disk.write_file(temporary, encode_manifest(parts, pending))
-        disk.rename(temporary, target)
+        try:
+            disk.fill(descriptor, temporary, data)
+            disk.rename(temporary, target)
+        except FileNotFoundError:
+            continue  # withdrawn: others commit
+        except OSError:
+            with contextlib.suppress(OSError):
+                disk.unlink(temporary)
+            raise
         if _listed(folder) == before:
             disk.sync_folder(folder)
             return
     # Others go on committing; the last of them gathers. Without a manifest readers read the records, which is only
     # slower.
-    disk.unlink(target)
+
+
+def _committed(local: LocalFolder, folder: str, records: frozenset[str], known: Parts | None) -> Parts | None:
+    """Parts of exactly the records given, of which only those not ``known`` are read."""
+    parts = drive(read_unnamed(dict.fromkeys(records, 0), known, folder), local.answer)
+    if parts is None:
+        return None
+    listed = [row for row, name in enumerate(parts.record_names()) if name in records]
+    return parts if len(listed) == parts.shard.size else parts.take(np.array(listed, np.int64))
+
+
+def withdraw_manifest(folder: str) -> None:
+    """Remove the manifest, and those that are being gathered, which could not know of what is committed next."""
+    # In this order: one that gets its name meanwhile is removed under it.
+    for name in os.listdir(folder):
+        if name.startswith(TEMPORARY_PREFIX) and name.endswith(MANIFEST_IN_PROGRESS):
+            disk.unlink(os.path.join(folder, name))
+    disk.unlink(os.path.join(folder, MANIFEST))
 
 
 def _listed(folder: str) -> tuple[frozenset[str], tuple[tuple[int, int], ...]]:

@@ -84,16 +84,32 @@ def finish_file(path: str, size: int) -> None:
 
 def write_file(path: str, data: bytes) -> None:
     """Create a durable file with the bytes given; when that fails there is no file."""
-    descriptor = create(path)
+    fill(create(path), path, data)
+
+
+def fill(descriptor: int, path: str, data: bytes) -> None:
+    """Write all of an empty file, close it and make it durable; when that fails there is no file."""
     try:
         try:
             write_at(descriptor, memoryview(data), 0, path)
-        finally:
-            os.close(descriptor)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+        close(descriptor, path)
         finish_file(path, len(data))
     except OSError:
-        unlink(path)
+        with contextlib.suppress(OSError):
+            unlink(path)
         raise
+
+
+def close(descriptor: int, path: str) -> None:
+    """Close a descriptor; some network file systems report only then that a write failed."""
+    try:
+        os.close(descriptor)
+    except OSError as error:
+        _with_path(error, path)
 
 
 def sync_folder(path: str) -> None:

@@ -10,6 +10,8 @@ from guideloom._storage.catalog import Kind
 FORMAT_VERSION: Final = 2
 MANIFEST: Final = "manifest.json"
 TEMPORARY_PREFIX: Final = ".tmp-"
+MANIFEST_IN_PROGRESS: Final = "-manifest"
+"""End of the temporary name of a manifest: whoever commits removes those of others, and so takes back what they say."""
 RECORD_SUFFIX: Final = ".commit.json"
 BLOCK_BYTES: Final = 1 << 20
 RECORD_LIMIT_BYTES: Final = 64 << 20

@@ -6,7 +6,7 @@ asyncio backends and local folders.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -32,6 +32,9 @@ from guideloom._storage.record import CommitRecord, decode_record, join_path
 from guideloom._storage.requests import FileSize, ListFolder, ReadFile, Request
 
 Asked: TypeAlias = tuple[Kind, np.dtype[Any] | None, str]
+
+# Writers that commit all the time could keep a reader looking for ever; each shard is whole after any number of looks.
+_MOST_LOOKS = 16
 
 
 def open_catalog(
@@ -61,23 +64,35 @@ def open_catalog(
 
     Notes
     -----
-    With a listing: the listing, the manifest, and one read for each record the manifest does not name. Without: the
+    With a listing: the manifest, the listing, and one read for each record the manifest does not name. Without: the
     manifest, the records it calls pending, the one behind its last shard, and one size for each file; without a
     manifest one read for each record, and one more a shard.
+
+    What is found is what was committed at one moment, also while writers commit. The manifest is read before the
+    folder is listed, so that the listing has all that it names. Who finds records that the manifest does not name looks
+    again until two looks in a row find the same: as records are never removed, nothing was committed between the two.
     """
     asked: Asked = (kind, None if stream_dtype is None else packed_little_endian(stream_dtype), format_name)
+    previous: set[str] | None = None
+    manifest = yield from read_manifest(folder)
     listing = yield ListFolder()
     if listing is None:
-        return (yield from _open_by_probing(asked, folder))
+        return (yield from _open_by_probing(manifest, asked, folder))
+    for _ in range(_MOST_LOOKS):
+        listed = _records_in(listing)
+        if listed == previous or (manifest is not None and listed.issubset(manifest.parts.record_names())):
+            break
+        previous = listed
+        manifest = yield from read_manifest(folder)
+        listing = yield ListFolder()
     try:
-        return (yield from _open_by_listing(listing, asked, folder))
+        return (yield from _open_by_listing(listing, manifest, asked, folder))
     except MissingShardError:
-        # A part that was committed while the folder was listed can be in the manifest, or have its record listed, and
-        # still not be in the listing with all its files. A second listing has it.
+        # A network file system may give a listing out of its cache that is older than the manifest.
         again = yield ListFolder()
         if again == listing:
             raise
-        return (yield from _open_by_listing(again, asked, folder))
+        return (yield from _open_by_listing(again, manifest, asked, folder))
 
 
 def read_manifest(folder: str) -> Generator[Request, Any, Manifest | None]:
@@ -94,11 +109,11 @@ def read_unnamed(listing: Mapping[str, int], known: Parts | None, folder: str) -
     MissingShardError
         A record that was listed is gone.
     """
-    listed = {name for name in listing if name.endswith(RECORD_SUFFIX)}
+    listed = _records_in(listing)
     if known is not None:
         listed.difference_update(known.record_names())
     records = []
-    for name in sorted(name for name in listed if parse_record_name(name) is not None):
+    for name in sorted(listed):
         record = yield from _read_record(name, folder)
         if record is None:
             raise MissingShardError("the commit record was listed and is gone", path=join_path(folder, name))
@@ -106,13 +121,18 @@ def read_unnamed(listing: Mapping[str, int], known: Parts | None, folder: str) -
     return join_parts(known, parts_from_records(records, folder) if records else None, folder)
 
 
+def _records_in(listing: Iterable[str]) -> set[str]:
+    return {name for name in listing if name.endswith(RECORD_SUFFIX) and parse_record_name(name) is not None}
+
+
 def _read_record(name: str, folder: str) -> Generator[Request, Any, CommitRecord | None]:
     data = yield ReadFile(name, RECORD_LIMIT_BYTES)
     return None if data is None else decode_record(bytes(data), name, folder)
 
 
-def _open_by_listing(listing: Mapping[str, int], asked: Asked, folder: str) -> Generator[Request, Any, Catalog]:
-    manifest = (yield from read_manifest(folder)) if MANIFEST in listing else None
+def _open_by_listing(
+    listing: Mapping[str, int], manifest: Manifest | None, asked: Asked, folder: str
+) -> Generator[Request, Any, Catalog]:
     parts = yield from read_unnamed(listing, None if manifest is None else manifest.parts, folder)
     published = [name for name in listing if is_published_name(name)]
     if parts is None:
@@ -138,31 +158,22 @@ def _open_by_listing(listing: Mapping[str, int], asked: Asked, folder: str) -> G
     return catalog
 
 
-def _open_by_probing(asked: Asked, folder: str) -> Generator[Request, Any, Catalog]:
-    manifest = yield from read_manifest(folder)
-    parts = None if manifest is None else manifest.parts
-    records: list[CommitRecord] = []
-    shard = 0
-    if manifest is not None:
-        shard = int(manifest.parts.shard[-1]) + 1
-        for numbers in manifest.pending:
-            record = yield from _read_record(record_name(*numbers), folder)
-            if record is not None:
-                records.append(record)
-    seen = {(record.shard, record.part) for record in records}
-    while True:
-        part = 0
-        while True:
-            record = yield from _read_record(record_name(shard, part), folder)
-            if record is None:
-                break
-            if (shard, part) not in seen:
-                records.append(record)
-            part += 1
-        if part == 0:
+def _open_by_probing(manifest: Manifest | None, asked: Asked, folder: str) -> Generator[Request, Any, Catalog]:
+    records: dict[tuple[int, int], CommitRecord] = {}
+    previous = -1
+    for _ in range(_MOST_LOOKS):
+        yield from _probe(manifest, records, folder)
+        named = set() if manifest is None else set(manifest.parts.record_names())
+        num_found = len(named.union(record_name(*numbers) for numbers in records))
+        if num_found in (previous, len(named)):
             break
-        shard += 1
-    parts = join_parts(parts, parts_from_records(records, folder) if records else None, folder)
+        previous = num_found
+        manifest = yield from read_manifest(folder)
+    parts = join_parts(
+        None if manifest is None else manifest.parts,
+        parts_from_records(list(records.values()), folder) if records else None,
+        folder,
+    )
     if parts is None:
         catalog = yield from published_by_probing(asked[0], asked[1], folder)
         if catalog is None:
@@ -180,6 +191,31 @@ def _open_by_probing(asked: Asked, folder: str) -> Generator[Request, Any, Catal
             found[place] = size
     _check_sizes(catalog, found, folder)
     return catalog
+
+
+def _probe(
+    manifest: Manifest | None, records: dict[tuple[int, int], CommitRecord], folder: str
+) -> Generator[Request, Any, None]:
+    """Ask for each record that may be there and that neither the manifest nor ``records`` has, which gets them."""
+
+    def has(shard: int, part: int) -> Generator[Request, Any, bool]:
+        if (shard, part) not in records:
+            record = yield from _read_record(record_name(shard, part), folder)
+            if record is None:
+                return False
+            records[(shard, part)] = record
+        return True
+
+    shard = 0
+    if manifest is not None:
+        shard = int(manifest.parts.shard[-1]) + 1
+        for numbers in manifest.pending:
+            yield from has(*numbers)
+    while (yield from has(shard, 0)):
+        part = 1
+        while (yield from has(shard, part)):
+            part += 1
+        shard += 1
 
 
 def _catalog(parts: Parts, asked: Asked, folder: str) -> Catalog:
