@@ -99,16 +99,28 @@ def _note_usage(blocks, waits, status):
     status[WAITS] = waits_now - waits
 
 
+@njit(nogil=True)
+def _are_runs(lo, hi, file, src, dst, nbytes):
+    """Whether the runs [lo, hi) are in every column: what follows is as unchecked as C."""
+    return 0 <= lo and lo <= hi and hi <= min(min(file.size, src.size), min(dst.size, nbytes.size))
+
+
 def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, status):
     blocks, waits = _usage()
     address = out.ctypes.data
     room = out.size
+    if not _are_runs(lo, hi, file, src, dst, nbytes):
+        status[0] = BAD_RANGE
+        return max(lo, 0)
     for r in range(lo, hi):
         f = file[r]
         n = nbytes[r]
         if n == 0:
             continue
         d = dst[r] - shift
+        if f < 0 or f >= bases.size:
+            status[0] = BAD_RANGE
+            return r
         base = bases[f]
         if base < 0:
             status[0] = NOT_OPEN
@@ -118,7 +130,9 @@ def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, stat
             return r
         if r + PREFETCH_RUNS < hi:
             soon = r + PREFETCH_RUNS
-            _look_up_pages(bases[file[soon]] + src[soon], nbytes[soon])
+            ahead = file[soon]
+            if ahead >= 0 and ahead < bases.size:
+                _look_up_pages(bases[ahead] + src[soon], nbytes[soon])
         memcpy(address + d, base + src[r], n)
     _note_usage(blocks, waits, status)
     return DONE
@@ -149,12 +163,19 @@ def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
     blocks, waits = _usage()
     address = out.ctypes.data
     room = out.size
+    if not _are_runs(lo, hi, file, src, dst, nbytes):
+        status[0] = BAD_RANGE
+        return max(lo, 0)
     for r in range(lo, hi):
         n = nbytes[r]
         if n == 0:
             continue
-        fd = fds[file[r]]
+        f = file[r]
         d = dst[r] - shift
+        if f < 0 or f >= fds.size:
+            status[0] = BAD_RANGE
+            return r
+        fd = fds[f]
         if fd < 0:
             status[0] = NOT_OPEN
             return r
@@ -184,19 +205,23 @@ def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
 
 def advise_files(fds, file, src, nbytes, lo, hi):
     blocks, _ = _usage()
+    if not _are_runs(lo, hi, file, src, src, nbytes):
+        return 0
     for r in range(lo, hi):
-        fd = fds[file[r]]
-        if nbytes[r] > 0 and fd >= 0:
-            posix_fadvise(np.int32(fd), src[r], nbytes[r], np.int32(WILLNEED))
+        f = file[r]
+        if nbytes[r] > 0 and f >= 0 and f < fds.size and fds[f] >= 0:
+            posix_fadvise(np.int32(fds[f]), src[r], nbytes[r], np.int32(WILLNEED))
     return _usage()[0] - blocks
 
 
 def advise_maps(bases, sizes, file, src, nbytes, lo, hi):
     blocks, _ = _usage()
+    if not _are_runs(lo, hi, file, src, src, nbytes):
+        return 0
     for r in range(lo, hi):
         f = file[r]
         n = nbytes[r]
-        if n > 0 and bases[f] >= 0 and src[r] >= 0 and src[r] <= sizes[f] - n:
+        if n > 0 and f >= 0 and f < bases.size and bases[f] >= 0 and src[r] >= 0 and src[r] <= sizes[f] - n:
             first = (bases[f] + src[r]) // PAGE_BYTES * PAGE_BYTES
             madvise(first, bases[f] + src[r] + n - first, np.int32(WILLNEED))
     return _usage()[0] - blocks
@@ -288,11 +313,17 @@ def _spread(code, at, stride, n, to, size):
 
 def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, offset, size, out, room, shift, status):
     blocks, waits = _usage()
+    if not _are_runs(lo, hi, file, src, dst, nbytes):
+        status[0] = BAD_RANGE
+        return max(lo, 0)
     for r in range(lo, hi):
         f = file[r]
         n = nbytes[r]
         if n == 0:
             continue
+        if f < 0 or f >= bases.size:
+            status[0] = BAD_RANGE
+            return r
         base = bases[f]
         if base < 0:
             status[0] = NOT_OPEN
