@@ -54,11 +54,11 @@ FULL = Settings(
     num_writers=4,
     sequence_length=128,
     batch_size=12,
-    steps=300,
-    checkpoint_every=50,
-    kill_after_step=173,
+    steps=240,
+    checkpoint_every=40,
+    kill_after_step=133,
     width=128,
-    layers=4,
+    layers=3,
     heads=4,
 )
 """About three minutes on two cores."""
