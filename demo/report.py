@@ -76,7 +76,7 @@ def table(summary: dict[str, Any]) -> str:
     speed = f"{summary['tokens_per_s']:,.0f} tokens/s"
     bits = f"{summary['last_bits_per_byte']:.2f} bits a byte"
     wait_us, first_ms = summary["loader_wait_median_s"] * 1e6, summary["loader_first_wait_s"] * 1e3
-    after_first = f", {summary['loader_share_after_first_batch']:.3%} after the first batch"
+    with_first = f" ({summary['loader_share_of_step_time']:.3%} with it)"
     rows = [
         ("text", f"{summary['text_bytes'] / 1e6:.1f} MB in {summary['documents']:,} files"),
         ("tokens", f"{summary['tokens']:,} in {summary['shards']} shards"),
@@ -86,8 +86,15 @@ def table(summary: dict[str, Any]) -> str:
         ("training", f"{summary['steps']} steps of {summary['tokens_per_step']:,} tokens, {speed}"),
         ("loss", f"{summary['first_loss']:.3f} -> {summary['last_loss']:.3f} nats a token, {bits}"),
         ("step", f"{summary['step_median_s'] * 1e3:,.0f} ms (median)"),
-        ("waited for data", f"{wait_us:,.0f} µs a step (median), {first_ms:,.0f} ms for the first batch"),
-        ("data loader's share", f"{summary['loader_share_of_step_time']:.3%} of the step time{after_first}"),
+        ("waited for data", f"{wait_us:,.0f} µs a step (median)"),
+        (
+            "first batch",
+            f"{first_ms:,.0f} ms, in which kernels are loaded, or compiled when that was never done before",
+        ),
+        (
+            "data loader's share",
+            f"{summary['loader_share_after_first_batch']:.3%} of the step time after the first batch{with_first}",
+        ),
         *((f"time: {name}", f"{seconds:.1f} s") for name, seconds in summary["phases_s"].items()),
         ("time: all", f"{sum(summary['phases_s'].values()):.1f} s"),
     ]
