@@ -14,7 +14,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from guideloom import DocumentStorage, StreamNumpyFormat, StreamStorage, cli
+from guideloom import (
+    DocumentJsonFormat,
+    DocumentNumpyFormat,
+    DocumentPickleFormat,
+    DocumentStorage,
+    StreamNumpyFormat,
+    StreamStorage,
+    cli,
+)
 from guideloom._bench.advice import recommend
 from guideloom._bench.measure import ROUNDS, Row, measure, num_measurements
 from guideloom._bench.sizes import Sizes, choose_sizes
@@ -121,6 +129,28 @@ def test_collate_of_streams(bench: Bench, stream: Path, collate: str) -> None:
 def test_documents_need_no_format(bench: Bench, documents: Path) -> None:
     found = bench(documents)
     assert (found["unit"], found["collate"], found["sequence_length"]) == ("documents", "list", None)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "record", "collate", "unpacked"),
+    [
+        (DocumentNumpyFormat({"t": "<u2"}), {"t": [1, 2]}, "none", "{'t': array([1, 2], dtype=uint16)}"),
+        (DocumentNumpyFormat({"t": "<u2", "w": "<f4"}), {"t": [1], "w": [0.5]}, "list", "'w': array([0.5]"),
+        (DocumentJsonFormat(), {"t": "x"}, "list", "{'t': 'x'}"),
+        (DocumentPickleFormat(), {"t": "x"}, "list", "<memory"),
+    ],
+)
+def test_documents_that_say_what_they_are_are_decoded_and_pickles_never(
+    bench: Bench, tmp_path: Path, fmt: Any, record: Any, collate: str, unpacked: str
+) -> None:
+    storage = DocumentStorage(tmp_path / "d", fmt)
+    with storage.sync_writer() as writer:
+        for _ in range(8):
+            writer.append(0, record)
+    found = default_format(cli.open_any(tmp_path / "d"))
+    encoded = memoryview(bytearray(storage.storage_format.pack(record)))
+    assert unpacked in repr(found.unpack(encoded, 0))
+    assert bench(tmp_path / "d")["collate"] == collate
 
 
 def test_own_format_and_collate(bench: Bench, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="none (numeric batches), stack, list, or your own module:function (default: none where possible)",
     )
-    parser.add_argument("--format", metavar="MODULE:OBJECT", help="your format; documents are bytes without it")
+    parser.add_argument(
+        "--format",
+        metavar="MODULE:OBJECT",
+        help="your format; without it documents of arrays or JSON are decoded, others stay bytes",
+    )
     parser.add_argument("--device", help="where batches go (default: the current CUDA device, else cpu)")
     parser.add_argument(
         "--seconds", type=float, default=30.0, metavar="N", help="time for everything (default: %(default)s)"

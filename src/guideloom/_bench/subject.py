@@ -18,6 +18,8 @@ import numpy as np
 from guideloom._base.errors import ArgumentError
 from guideloom._base.protocols import IOReaderAbstract
 from guideloom._dataset.storages import DocumentStorage, StreamStorage, StreamWithMetaStorage
+from guideloom._format.document_numpy import DocumentNumpyFormat
+from guideloom._format.documents import DocumentJsonFormat
 from guideloom._format.stream_numpy import StreamNumpyFormat
 from guideloom._io.mapped import MmapIO
 from guideloom._io.pread import PosixPreadIO
@@ -143,9 +145,14 @@ class _RawDocument:
 
 
 def default_format(catalog: Catalog) -> Any:
-    """Return a format that needs no code of the user's: fields as arrays, payloads and documents as bytes."""
+    """Return a format that needs no code of the user's: fields as arrays, payloads and most documents as bytes.
+
+    Documents of arrays and of JSON are decoded as in training, since their commit records say what they are.
+    """
     if catalog.kind == "document":
-        return _RawDocument()
+        if catalog.format_name == "DocumentJsonFormat":
+            return DocumentJsonFormat()
+        return DocumentNumpyFormat.from_format_name(catalog.format_name) or _RawDocument()
     if catalog.dtype is None:
         raise ArgumentError("the published 1.x layout does not say its dtype: give it with --dtype")
     if catalog.kind == "stream" and catalog.dtype.names is not None:
