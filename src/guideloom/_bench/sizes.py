@@ -98,7 +98,7 @@ def _fitting_length(total: int, batch_size: int | None) -> int:
     room = total // (LEAST_BATCHES * (batch_size or BATCH_SIZE))
     length = min(SEQUENCE_LENGTH, 1 << max(0, room.bit_length() - 1))
     # Who gave a batch size gets it, in however short windows; otherwise short windows would say little.
-    return max(1, min(length, total // batch_size)) if batch_size else min(total, max(length, LEAST_LENGTH))
+    return length if batch_size else min(total, max(length, LEAST_LENGTH))
 
 
 def _limits(total: int, sequence_length: int | None, batch_size: int | None) -> str:
