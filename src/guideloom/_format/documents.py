@@ -121,7 +121,7 @@ class DocumentJsonFormat(NamedFormat):
 class DocumentMsgpackFormat(NamedFormat):
     """Documents as MessagePack with a typed schema, checked at both ends. Safe on data from strangers.
 
-    Needs the extra ``msgpack``: ``pip install guideloom[msgpack]``.
+    Needs msgspec, which the extra ``msgpack`` brings: ``pip install msgspec``.
 
     Parameters
     ----------
@@ -148,8 +148,7 @@ class DocumentMsgpackFormat(NamedFormat):
             from msgspec import DecodeError, msgpack
         except ImportError as error:
             raise ArgumentError(
-                "DocumentMsgpackFormat needs the package msgspec, which is not installed: "
-                "pip install guideloom[msgpack]"
+                "DocumentMsgpackFormat needs the package msgspec, which is not installed: pip install msgspec"
             ) from error
         try:
             self._decoder: Any = msgpack.Decoder(schema)
