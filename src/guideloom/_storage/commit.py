@@ -81,13 +81,17 @@ class Committer:
         committed: list[CommitRecord] = []
         try:
             self._commit(parts, records, committed, failures)
-        except BaseException:
+        except BaseException as error:
             for part in parts:
                 self._discard(part)
+            done = {record.shard for record in committed}
+            say_what_is_committed(error, done, {part.shard for part in parts} - done)
             raise
         finally:
             for _, temporary in records.values():
-                disk.unlink(temporary)
+                # What stays is a leftover; it must not hide that the shards are committed.
+                with contextlib.suppress(OSError):
+                    disk.unlink(temporary)
         return committed, failures
 
     def _commit(
@@ -210,6 +214,14 @@ def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threa
         return list(map(attempt, parts))
     with ThreadPoolExecutor(threads, thread_name_prefix="guideloom-sync") as pool:
         return list(pool.map(attempt, parts))
+
+
+def say_what_is_committed(error: BaseException, committed: Iterable[int], others: Iterable[int]) -> None:
+    """Add to an error which shards are committed: who appended these again would have them twice."""
+    for words, shards in (("committed", sorted(committed)), ("not committed", sorted(others))):
+        if shards:
+            listed = ", ".join(map(str, shards[:20])) + (f", ... ({len(shards)} in all)" if len(shards) > 20 else "")
+            error.add_note(f"Shards that are {words}: {listed}")
 
 
 def gather_manifest(folder: str, token: str, known: Parts | None) -> None:

@@ -79,7 +79,7 @@ def finish_file(path: str, size: int) -> None:
     except OSError as error:
         _with_path(error, path)
     finally:
-        os.close(descriptor)
+        close(descriptor, path)
 
 
 def write_file(path: str, data: bytes) -> None:
@@ -92,11 +92,8 @@ def fill(descriptor: int, path: str, data: bytes) -> None:
     try:
         try:
             write_at(descriptor, memoryview(data), 0, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-            raise
-        close(descriptor, path)
+        finally:
+            close(descriptor, path)
         finish_file(path, len(data))
     except OSError:
         with contextlib.suppress(OSError):
@@ -125,7 +122,7 @@ def sync_folder(path: str) -> None:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
             _with_path(error, path)
     finally:
-        os.close(descriptor)
+        close(descriptor, path)
 
 
 def rename(source: str, target: str) -> None:

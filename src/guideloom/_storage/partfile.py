@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from array import array
@@ -25,29 +26,55 @@ class Descriptors:
     def __init__(self, capacity: int = MAX_OPEN_FILES) -> None:
         self._capacity = capacity
         self._open: OrderedDict[str, int] = OrderedDict()
+        self._failed: dict[str, OSError] = {}
 
     def get(self, path: str, exists: bool) -> int:
         """Descriptor to write to ``path``, which is created unless it exists."""
+        self._check(path)
         descriptor = self._open.get(path)
         if descriptor is not None:
             self._open.move_to_end(path)
             return descriptor
         if len(self._open) >= self._capacity:
-            os.close(self._open.popitem(last=False)[1])
+            oldest, descriptor = self._open.popitem(last=False)
+            try:
+                disk.close(descriptor, oldest)
+            except OSError as error:
+                # Its data are lost, not those that are about to be written: whoever uses that file next is told.
+                self._failed[oldest] = error
         descriptor = disk.reopen(path) if exists else disk.create(path)
         self._open[path] = descriptor
         return descriptor
 
     def release(self, path: str) -> None:
-        """Close the descriptor of ``path``, if it is open."""
+        """Close the descriptor of ``path``, if it is open.
+
+        Raises
+        ------
+        OSError
+            Now, or when it was closed to make room for another: what was written may be lost.
+        """
+        self._check(path)
         descriptor = self._open.pop(path, None)
         if descriptor is not None:
-            os.close(descriptor)
+            disk.close(descriptor, path)
+
+    def forget(self, path: str) -> None:
+        """Close the descriptor of a file that is given up."""
+        self._failed.pop(path, None)
+        descriptor = self._open.pop(path, None)
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def close(self) -> None:
-        """Close all."""
-        while self._open:
-            os.close(self._open.popitem()[1])
+        """Close all, of files that are given up or released."""
+        for path in list(self._open):
+            self.forget(path)
+
+    def _check(self, path: str) -> None:
+        if path in self._failed:
+            raise self._failed[path]
 
 
 class PartFile:
@@ -116,7 +143,7 @@ class PartFile:
 
     def remove(self) -> None:
         """Remove the file."""
-        self.release()
+        self._descriptors.forget(self.path)
         if self._exists:
             disk.unlink(self.path)
             self._exists = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -29,7 +30,7 @@ from guideloom._format.naming import format_name
 from guideloom._storage import disk
 from guideloom._storage.agree import check_agrees
 from guideloom._storage.catalog import Kind
-from guideloom._storage.commit import Committer, gather_manifest
+from guideloom._storage.commit import Committer, gather_manifest, say_what_is_committed
 from guideloom._storage.local import LocalFolder, drive
 from guideloom._storage.names import MANIFEST, MAX_NUMBER, TEMPORARY_PREFIX, parse_record_name, record_name
 from guideloom._storage.opening import read_manifest, read_unnamed
@@ -165,7 +166,8 @@ class WriterSession(Generic[PartT]):
         Raises
         ------
         ConcurrentCommitError, OSError
-            The first shard that could not be committed; the others are, and those that failed are named in a note.
+            What kept the first shard from being committed. Each shard is committed or not for itself: the error's notes
+            say which are, and which are not.
         """
         if not self._is_open:
             return
@@ -173,28 +175,29 @@ class WriterSession(Generic[PartT]):
         self._is_open = False
         self._lengths = {shard: part.count for shard, part in self._parts.items()}
         parts, self._parts = self._parts, {}
-        failures: list[tuple[int, Exception]] = []
         try:
             committer = Committer(self._folder, self._token, self._kind, self._dtype, self._format_name, self._metadata)
             # Nothing was added to a shard that exists: a further part would only change the data set's identity.
             idle = [part for part in parts.values() if part.count == 0 and part.part > 0 and not part.replaces]
+            for part in idle:
+                with contextlib.suppress(OSError):  # what stays is a leftover
+                    part.discard()
             records, failures = committer.commit([part for _, part in sorted(parts.items()) if part not in idle])
+            committed, failed = [record.shard for record in records], [shard for shard, _ in failures]
             if records:
                 try:
                     known = join_parts(self._known, parts_from_records(records, self._folder), self._folder)
                     gather_manifest(self._folder, self._token, known)
                 except Exception as error:
-                    error.add_note(
-                        "The shards are committed; only the manifest, which repeats their records, is not written."
-                    )
+                    error.add_note("Only the manifest, which repeats the records, is not written: guideloom manifest")
+                    say_what_is_committed(error, committed, failed)
                     raise
         finally:
             self._descriptors.close()
             self._known = None
         if failures:
             first = failures[0][1]
-            if len(failures) > 1:
-                first.add_note(f"Shards that were not committed: {sorted(shard for shard, _ in failures)}")
+            say_what_is_committed(first, committed, failed)
             raise first
 
     def abandon(self) -> None:
