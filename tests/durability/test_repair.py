@@ -247,7 +247,7 @@ def test_commands_and_their_exit_status(run: Callable[..., tuple[int, str, str]]
     flip(folder, "0000001-0000.*.bin")
     assert run("verify", folder, "--quick")[0] == 0
     status, out, _ = run("verify", folder)
-    assert status == 1 and "bytes [0, 8)" in out and "damaged: 1 errors" in out
+    assert status == 1 and "bytes [0, 8)" in out and "damaged: 1 error (" in out
     (finding,) = json.loads(run("verify", folder, "--json")[1])["findings"]
     assert (finding["what"], finding["shard"], finding["part"], finding["begin"]) == ("checksum", 1, 0, 0)
     status, out, err = run("repair", folder)  # nobody can be asked
@@ -262,7 +262,7 @@ def test_commands_and_their_exit_status(run: Callable[..., tuple[int, str, str]]
     assert run("clean", folder, "--yes")[0] == 0 and not (folder / ".tmp-x").exists()
     assert run("clean", folder)[1].endswith("no leftovers\n")
     (folder / "manifest.json").unlink()
-    assert "names 1 parts" in run("manifest", folder)[1]
+    assert "names 1 part\n" in run("manifest", folder)[1]
     assert run("verify", folder, "--jobs", 0)[0] == 2
     write("stream", folder, {1: [2], 2: [3]})
     flip(folder, "0000001-0000.*.bin")

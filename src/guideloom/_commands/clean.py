@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from guideloom._commands.progress import confirm
+from guideloom._commands.progress import confirm, counted
 from guideloom._storage.leftovers import find_leftovers, remove_leftovers
 
 _WORDS = {
@@ -34,11 +34,11 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
     leftovers = find_leftovers(options.directory)
     if not leftovers:
         return f"{options.directory}: no leftovers", 0
-    lines = [f"{leftover.name}: {_WORDS[leftover.kind]}, {leftover.size:,} bytes" for leftover in leftovers]
+    lines = [f"{leftover.name}: {_WORDS[leftover.kind]}, {counted(leftover.size, 'byte')}" for leftover in leftovers]
     print("\n".join(lines), flush=True)
     total = sum(leftover.size for leftover in leftovers)
-    question = f"Is no writer at work? Remove these {len(leftovers)} files, {total:,} bytes?"
+    question = f"Is no writer at work? Remove {counted(len(leftovers), 'file')}, {counted(total, 'byte')}?"
     if not confirm(question, options.yes):
         return "nothing was removed", 1
     freed = remove_leftovers(options.directory, [leftover.name for leftover in leftovers])
-    return f"removed {len(leftovers)} files, {freed:,} bytes", 0
+    return f"removed {counted(len(leftovers), 'file')}, {counted(freed, 'byte')}", 0

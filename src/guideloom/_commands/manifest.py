@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from guideloom._commands.progress import counted
 from guideloom._storage.names import MANIFEST
 from guideloom._storage.repair import rebuild_manifest
 
@@ -20,4 +21,4 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> str:
     """Gather, and say how much."""
     num_parts = rebuild_manifest(options.directory)
-    return f"{options.directory / MANIFEST}: names {num_parts:,} parts"
+    return f"{options.directory / MANIFEST}: names {counted(num_parts, 'part')}"

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from guideloom._commands.progress import progress_bar
+from guideloom._commands.progress import counted, progress_bar
 from guideloom._storage.names import KINDS
 from guideloom._storage.upgrade import upgrade
 
@@ -41,9 +41,9 @@ def run(options: argparse.Namespace) -> str:
             format_name=options.format,
             progress=progress,
         )
-    unit = "documents" if done.kind == "document" else "elements"
+    unit = "document" if done.kind == "document" else "element"
     resumed = f", {done.num_resumed:,} of them by an earlier run" if done.num_resumed else ""
     return (
-        f"{options.new}: {done.num_shards:,} shards{resumed}, {done.count:,} {unit}; {done.bytes_read:,} bytes read, "
-        "and compared with what was written"
+        f"{options.new}: {counted(done.num_shards, 'shard')}{resumed}, {counted(done.count, unit)}; "
+        f"{counted(done.bytes_read, 'byte')} read, and compared with what was written"
     )

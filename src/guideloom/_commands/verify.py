@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from guideloom._commands.progress import progress_bar
+from guideloom._commands.progress import counted, progress_bar
 from guideloom._storage.verify import verify
 
 MAX_LINES = 50
@@ -39,13 +39,13 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
     notes = [finding for finding in report.findings if finding.severity == "note"]
     lines = [str(finding) for finding in (*report.errors, *notes[:MAX_LINES])]
     if len(notes) > MAX_LINES:
-        lines.append(f"... {len(notes) - MAX_LINES:,} more notes: --json lists them all")
-    looked = "records and sizes" if report.quick else f"{report.bytes_checked:,} bytes"
+        lines.append(f"... {counted(len(notes) - MAX_LINES, 'more note')}: --json lists them all")
+    looked = "records and sizes" if report.quick else counted(report.bytes_checked, "byte")
     if report.layout != "current":
         looked += "; the published 1.x layout has no checksums, so bytes could not be checked"
-    verdict = "sound" if report.is_sound else f"damaged: {len(report.errors)} errors"
+    verdict = "sound" if report.is_sound else f"damaged: {counted(len(report.errors), 'error')}"
     lines.append(
-        f"{report.path}: {verdict} ({report.num_shards:,} shards, {report.num_parts:,} parts, {report.num_files:,} "
-        f"files; {looked})"
+        f"{report.path}: {verdict} ({counted(report.num_shards, 'shard')}, {counted(report.num_parts, 'part')}, "
+        f"{counted(report.num_files, 'file')}; {looked})"
     )
     return "\n".join(lines), status

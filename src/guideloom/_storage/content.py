@@ -23,7 +23,7 @@ from guideloom._storage.published import SPAN_NUMBER
 PIECE_BLOCKS = 8
 """Blocks that one task reads: enough to make the open and the queue cheap."""
 
-_RESTORE = "restore the file from a copy, or drop the part with: guideloom repair"
+RESTORE = "restore the file from a copy, or drop the part with: guideloom repair"
 
 ReadAt: TypeAlias = Callable[[int, int], bytes]
 Fault: TypeAlias = tuple[int, int, str, str]
@@ -139,9 +139,7 @@ def _check_piece(check: FileCheck, begin: int, end: int) -> list[Finding]:
     findings: list[Finding] = []
 
     def found(what: str, low: int, high: int, expected: str, seen: str) -> None:
-        findings.append(
-            Finding("error", what, check.path, check.shard, check.part, low, high, expected, seen, _RESTORE)
-        )
+        findings.append(Finding("error", what, check.path, check.shard, check.part, low, high, expected, seen, RESTORE))
 
     try:
         descriptor = os.open(check.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))

@@ -15,7 +15,7 @@ from guideloom._base.errors import DamagedRecordError, DataSetError, NewerVersio
 from guideloom._base.fingerprint import canonical_json, fingerprint
 from guideloom._storage.catalog import Kind
 from guideloom._storage.findings import Finding
-from guideloom._storage.local import LocalFolder
+from guideloom._storage.local import FOLLOW_LINKS, LocalFolder
 from guideloom._storage.manifest import Manifest, decode_manifest
 from guideloom._storage.names import (
     MANIFEST,
@@ -89,6 +89,8 @@ class Inventory:
     manifest_state : {"absent", "damaged", "disagrees", "good"}
     published : list of str
         Files of the published 1.x layout.
+    links : dict of name -> path
+        Files that are symbolic links out of the folder; they are not read.
     findings : list of Finding
     """
 
@@ -100,6 +102,7 @@ class Inventory:
     manifest: Manifest | None = None
     manifest_state: Literal["absent", "damaged", "disagrees", "good"] = "absent"
     published: list[str] = field(default_factory=list)
+    links: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     def path(self, name: str) -> str:
@@ -160,7 +163,17 @@ def take_inventory(directory: Path) -> Inventory:
     DataSetNotFoundError, ForeignDataError, PermissionError
         The folder cannot be listed.
     """
-    inventory = Inventory(directory, LocalFolder(directory).listing())
+    local = LocalFolder(directory)
+    inventory = Inventory(directory, local.listing(), links=local.links)
+    for name, target in sorted(local.links.items()):
+        inventory.add(
+            "symlink",
+            name,
+            "a file in the folder",
+            f"a symbolic link that leads out of it, to {target!r}",
+            FOLLOW_LINKS,
+            at=parse_data_name(name) or parse_record_name(name),
+        )
     _read_records(inventory)
     inventory.published = sorted(name for name in inventory.listing if is_published_name(name))
     if inventory.published and (inventory.rows or inventory.damaged):
@@ -181,6 +194,9 @@ def _read_records(inventory: Inventory) -> None:
     names = {numbers: name for name in inventory.listing if (numbers := parse_record_name(name)) is not None}
     head: Row | None = None
     for numbers, name in sorted(names.items()):
+        if name in inventory.links:
+            inventory.damaged.add(numbers)
+            continue
         try:
             data = local.read_file(name, RECORD_LIMIT_BYTES)
             if data is None:
@@ -255,6 +271,9 @@ def _notes(metadata: Mapping[str, Any]) -> str:
 def _read_manifest(inventory: Inventory) -> None:
     if MANIFEST not in inventory.listing:
         return
+    if MANIFEST in inventory.links:
+        inventory.manifest_state = "damaged"
+        return
     data = None
     try:
         data = LocalFolder(inventory.directory).read_file(MANIFEST, MANIFEST_LIMIT_BYTES)
@@ -302,7 +321,7 @@ def _compare(inventory: Inventory, manifest: Manifest) -> None:
                     record_name(*numbers),
                     "a commit record, named by the manifest",
                     "no such file",
-                    "restore it and its data files from a copy, or let guideloom repair drop the part",
+                    REPAIR,
                     at=numbers,
                 )
             continue

@@ -16,7 +16,8 @@ from guideloom._base.errors import (
     ForeignDataError,
     MissingShardError,
 )
-from guideloom._storage.names import RECORD_SUFFIX
+from guideloom._storage.names import MANIFEST, RECORD_SUFFIX, parse_data_name, parse_record_name
+from guideloom._storage.published import is_published_name
 from guideloom._storage.requests import FileSize, ListFolder, ReadFile, ReadRange, Request
 
 ResultT = TypeVar("ResultT")
@@ -24,8 +25,26 @@ ResultT = TypeVar("ResultT")
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+_OPEN_FLAGS = getattr(os, "O_NONBLOCK", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+
+FOLLOW_LINKS = "copy the data set with its links followed: cp -rL, or cp -rlL, which takes no space on the same disk"
+
+
+def outside_link(folder: str, name: str) -> str | None:
+    """Return where a name in a folder leads, when that is not in the folder; None when it is."""
+    target = os.path.realpath(os.path.join(folder, name))
+    return None if Path(target).is_relative_to(os.path.realpath(folder)) else target
+
+
+def _is_read(name: str) -> bool:
+    """Whether readers look at a file of this name."""
+    return (
+        name == MANIFEST
+        or parse_data_name(name) is not None
+        or parse_record_name(name) is not None
+        or is_published_name(name)
+    )
 
 
 class LocalFolder:
@@ -34,17 +53,27 @@ class LocalFolder:
     Parameters
     ----------
     directory : pathlib.Path
+
+    Attributes
+    ----------
+    links : dict of name -> path
+        Of the files that the last listing found and a reader would look at: symbolic links, and where they lead, when
+        that is outside of the folder. The folder itself may be a link.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._prefix = os.fspath(directory)
+        self.links: dict[str, str] = {}
 
     def answer(self, request: Request) -> Any:
         """Answer one request; see :mod:`guideloom._storage.requests`."""
         match request:
             case ListFolder():
-                return self.listing()
+                found = self.listing()
+                for name in self.links:
+                    raise self._refuse(name)
+                return found
             case ReadFile(name, limit_bytes):
                 return self.read_file(name, limit_bytes)
             case FileSize(name):
@@ -53,7 +82,7 @@ class LocalFolder:
                 return self.read_range(name, offset_bytes, size_bytes)
 
     def listing(self) -> dict[str, int]:
-        """Name and size in bytes of each regular file; -1 for commit records, whose size says nothing.
+        """Name and size in bytes of each regular file; -1 for commit records and links out, whose size says nothing.
 
         Raises
         ------
@@ -64,16 +93,24 @@ class LocalFolder:
         PermissionError
         """
         found = {}
+        self.links = {}
         try:
             with os.scandir(self._prefix) as entries:
                 for entry in entries:
-                    if entry.name.endswith(RECORD_SUFFIX):
+                    # The listing itself says what is a link: files that are none cost nothing.
+                    if entry.is_symlink() and _is_read(entry.name):
+                        target = outside_link(self._prefix, entry.name)
+                        if target is not None:
+                            self.links[entry.name] = target
+                    if entry.name in self.links or entry.name.endswith(RECORD_SUFFIX):
                         found[entry.name] = -1
-                    elif entry.is_file():
-                        try:
+                        continue
+                    try:
+                        if entry.is_file():
                             found[entry.name] = entry.stat().st_size
-                        except FileNotFoundError:
-                            continue
+                    except OSError as error:
+                        if error.errno not in (*_GONE, errno.ELOOP):
+                            raise
         except FileNotFoundError:
             raise DataSetNotFoundError("no data set: the folder does not exist", path=self._directory) from None
         except NotADirectoryError:
@@ -85,7 +122,7 @@ class LocalFolder:
         path = os.path.join(self._prefix, name)
         try:
             # A pipe of that name must not block, nor a folder give another error than a damaged record.
-            with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+            with open(path, "rb", buffering=0, opener=self._open_inside) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise DamagedRecordError("expected a regular file, found something else", path=path)
@@ -99,6 +136,25 @@ class LocalFolder:
             if error.errno == errno.EISDIR:
                 raise DamagedRecordError("expected a regular file, found a folder", path=path) from error
             raise
+
+    def _open_inside(self, path: str, flags: int) -> int:
+        try:
+            return os.open(path, flags | _OPEN_FLAGS | _NO_LINK)
+        except OSError:
+            # Systems have several numbers for a link that must not be followed.
+            if not os.path.islink(path):
+                raise
+        name = os.path.basename(path)
+        if outside_link(self._prefix, name) is not None:
+            raise self._refuse(name)
+        return os.open(path, flags | _OPEN_FLAGS)
+
+    def _refuse(self, name: str) -> ForeignDataError:
+        return ForeignDataError(
+            "expected the files of a data set in its folder, found a symbolic link that leads out of it, to "
+            f"{outside_link(self._prefix, name)!r}: {FOLLOW_LINKS}",
+            path=os.path.join(self._prefix, name),
+        )
 
     def file_size(self, name: str) -> int | None:
         """Size in bytes, None when there is no such file."""

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._base.checks import describe_dtype
-from guideloom._base.errors import CorruptDataError, MissingShardError
+from guideloom._base.errors import CorruptDataError, DamagedRecordError, MissingShardError
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.identity import identity_of_parts
-from guideloom._storage.names import RECORD_SUFFIX, ROLES, expected_sizes, record_name
+from guideloom._storage.names import MAX_SIZE, RECORD_SUFFIX, ROLES, expected_sizes, record_name
 from guideloom._storage.record import CommitRecord, join_path
 
 Int64s = npt.NDArray[np.int64]
@@ -253,6 +253,12 @@ def join_parts(one: Parts | None, other: Parts | None, folder: str = "") -> Part
 def catalog_of_parts(parts: Parts) -> Catalog:
     """Build the catalog of current parts (see :meth:`Parts.current_rows`); nothing on disk is checked."""
     num_parts = parts.shard.size
+    # As floats, which do not wrap around: global indexes are sums of these.
+    if parts.count.sum(dtype=np.float64) > MAX_SIZE:
+        raise DamagedRecordError(
+            f"expected at most {MAX_SIZE} elements or documents in all shards, found {sum(parts.count.tolist())}: no "
+            "such data set can have been written; get it anew from a source that you trust"
+        )
     files: list[str] = []
     sizes: list[Int64s] = []
     index: dict[str, Int64s] = {}

@@ -21,6 +21,7 @@ from guideloom._storage.catalog import Kind
 from guideloom._storage.commit import Committer, gather_manifest
 from guideloom._storage.content import num_jobs
 from guideloom._storage.inventory import Inventory, Numbers, Row, data_names_of, gaps, take_inventory
+from guideloom._storage.local import FOLLOW_LINKS
 from guideloom._storage.names import MANIFEST, TEMPORARY_PREFIX, parse_data_name, record_name
 from guideloom._storage.part import DocumentPart, OpenPart, SpanPart, StreamPart
 from guideloom._storage.partfile import Descriptors
@@ -108,11 +109,21 @@ def plan_repair(
             )
         if MANIFEST not in inventory.listing:
             raise DataSetNotFoundError("no commit record: nothing to repair from", path=directory)
+    if inventory.links:
+        return [_refuse_links(inventory)]
     if inventory.not_ours:
         return [_refuse_strangers(inventory)]
     whole = _whole_parts(inventory, quick, num_jobs(jobs), progress)
     plan = _Plan(inventory, whole, create_empty)
     return plan.actions()
+
+
+def _refuse_links(inventory: Inventory) -> Action:
+    names = ", ".join(sorted(inventory.links)[:5])
+    text = (
+        f"{names}: symbolic links that lead out of the folder, whatever they lead to; {FOLLOW_LINKS}, and repair that"
+    )
+    return Action("refused", text, inventory.directory)
 
 
 def _refuse_strangers(inventory: Inventory) -> Action:

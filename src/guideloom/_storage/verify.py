@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from guideloom._base.checks import as_int, packed_little_endian
 from guideloom._base.errors import ArgumentError, DataSetNotFoundError
 from guideloom._storage.content import (
+    RESTORE,
     FileCheck,
     Structure,
     num_jobs,
@@ -88,6 +90,7 @@ def verify(
     if not quick:
         found, bytes_checked = check_bytes(inventory, current, num_jobs(jobs), progress)
         inventory.findings += found
+    _say_what_repair_does(inventory)
     _note_manifest(inventory)
     _note_leftovers(inventory, current)
     return Report(
@@ -112,6 +115,31 @@ def _ordered(findings: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=key))
 
 
+def _say_what_repair_does(inventory: Inventory) -> None:
+    """Where repair would have to do more than drop the part of a finding, say that."""
+    bad = {(finding.shard, finding.part) for finding in inventory.findings if finding.severity == "error"}
+    shards = inventory.shards()
+    left = set()
+    for shard, parts in shards.items():
+        chain = inventory.current(shard, parts)
+        # What was replaced counts again when what replaced it is dropped.
+        if chain != parts or (shard, chain[0]) not in bad:
+            left.add(shard)
+    last_left = max(left, default=-1)
+    for place, finding in enumerate(inventory.findings):
+        number, part, remedy = finding.shard, finding.part, finding.remedy
+        if remedy not in (REPAIR, RESTORE) or number is None or part is None:
+            continue
+        if number not in left and number < last_left:
+            remedy = (
+                "restore it from a copy; without one, guideloom repair --create-empty puts an empty shard in its "
+                "place, for later shards need its number"
+            )
+        elif number in shards and shards[number][-1] > part:
+            remedy = "restore it from a copy, or let guideloom repair drop the part and the later ones of its shard"
+        inventory.findings[place] = replace(finding, remedy=remedy)
+
+
 def current_rows(inventory: Inventory) -> list[Row]:
     """Rows of the parts that make up the data set and whose records can be trusted."""
     return [
@@ -126,6 +154,8 @@ def check_sizes(inventory: Inventory, row: Row) -> None:
     """Compare the sizes of a part's files with its record."""
     at = (row.shard, row.part)
     for role, name in row.names.items():
+        if name in inventory.links:
+            continue
         expected, found = row.sizes[role], inventory.listing.get(name)
         if found is None:
             inventory.add("missing", name, f"{expected} bytes", "no such file", REPAIR, at=at)
@@ -154,6 +184,7 @@ def check_bytes(
     findings : list of Finding
     bytes_checked : int
     """
+    rows = [row for row in rows if inventory.links.keys().isdisjoint(row.names.values())]
     total = sum(min(row.sizes[role], inventory.listing.get(row.names[role], 0)) for row in rows for role in row.names)
     meter = _Meter(total, progress)
     found = list(run_checks(_file_checks(inventory, rows), jobs, meter.add))
@@ -220,7 +251,7 @@ def _note_leftovers(inventory: Inventory, current: list[Row]) -> None:
         numbers = parse_data_name(name)
         if name.startswith(TEMPORARY_PREFIX):
             found = "a writer's work in progress, or left by one that was killed"
-        elif numbers is None or name in used or numbers in inventory.damaged:
+        elif numbers is None or name in used or name in inventory.links or numbers in inventory.damaged:
             continue
         else:
             found = "data of a part that was replaced" if name in superseded else "data that no commit record names"
@@ -249,7 +280,7 @@ def _verify_published(
             raise ArgumentError("documents have no dtype: leave it out", path=inventory.directory)
         itemsize = packed_little_endian(dtype).itemsize + (SPAN_NUMBER.itemsize if has_payloads else 0)
     checks = []
-    for shard in range(max(shards) + 1):
+    for shard in range(max(shards) + 1 if not inventory.links else 0):
         checks += _published_shard(inventory, shard, shards.get(shard, {}), needs, itemsize)
     bytes_checked = 0
     if not quick:
