@@ -32,6 +32,10 @@ Structure: TypeAlias = Callable[[memoryview, int, ReadAt], list[Fault]]
 """Checks one block: its bytes, its offset in the file, and a way to read elsewhere in the file."""
 
 
+OPENABLE = "a file that can be opened"
+"""What a finding expected where even opening failed, which says nothing about the bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileCheck:
     """What to check of one file.
@@ -144,7 +148,7 @@ def _check_piece(check: FileCheck, begin: int, end: int) -> list[Finding]:
     try:
         descriptor = os.open(check.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
-        found("unreadable", begin, end, "a file that can be read", str(error.strerror))
+        found("unreadable", begin, end, OPENABLE, str(error.strerror))
         return findings
     try:
 

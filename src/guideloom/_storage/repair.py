@@ -19,7 +19,7 @@ from guideloom._base.errors import ArgumentError, DataSetNotFoundError, ReadOnly
 from guideloom._storage import disk
 from guideloom._storage.catalog import Kind
 from guideloom._storage.commit import Committer, gather_manifest
-from guideloom._storage.content import num_jobs
+from guideloom._storage.content import OPENABLE, num_jobs
 from guideloom._storage.inventory import Inventory, Numbers, Row, data_names_of, gaps, take_inventory
 from guideloom._storage.local import FOLLOW_LINKS
 from guideloom._storage.names import MANIFEST, TEMPORARY_PREFIX, parse_data_name, record_name
@@ -113,7 +113,14 @@ def plan_repair(
         return [_refuse_links(inventory)]
     if inventory.not_ours:
         return [_refuse_strangers(inventory)]
-    whole = _whole_parts(inventory, quick, num_jobs(jobs), progress)
+    closed: list[str] = []
+    whole = _whole_parts(inventory, quick, num_jobs(jobs), progress, closed)
+    if closed:
+        text = (
+            f"{', '.join(closed[:5])}: cannot be opened just now, which is no damage: see to it that it can, and run "
+            "repair again"
+        )
+        return [Action("refused", text, directory)]
     plan = _Plan(inventory, whole, create_empty)
     return plan.actions()
 
@@ -135,8 +142,13 @@ def _refuse_strangers(inventory: Inventory) -> Action:
     return Action("refused", text, inventory.directory)
 
 
-def _whole_parts(inventory: Inventory, quick: bool, jobs: int, progress: Progress | None) -> set[Numbers]:
-    """Parts with a good record and good files; those that were replaced are looked at only where they may be needed."""
+def _whole_parts(
+    inventory: Inventory, quick: bool, jobs: int, progress: Progress | None, closed: list[str]
+) -> set[Numbers]:
+    """Parts with a good record and good files; those that were replaced are looked at only where they may be needed.
+
+    ``closed`` gets the paths of files that could not even be opened.
+    """
     rows: list[Row] = []
     replaced: dict[int, list[Row]] = {}
     for shard, parts in inventory.shards().items():
@@ -145,7 +157,7 @@ def _whole_parts(inventory: Inventory, quick: bool, jobs: int, progress: Progres
             row = inventory.rows.get((shard, part))
             if row is not None:
                 (rows if part in current else replaced.setdefault(shard, [])).append(row)
-    bad = _bad(inventory, rows, quick, jobs, progress)
+    bad = _bad(inventory, rows, quick, jobs, progress, closed)
     whole = {(row.shard, row.part) for row in rows} - bad
     needed = [
         row
@@ -153,16 +165,19 @@ def _whole_parts(inventory: Inventory, quick: bool, jobs: int, progress: Progres
         if any((shard, part) not in whole for part in inventory.current(shard, inventory.shards()[shard]))
         for row in old
     ]
-    return whole | ({(row.shard, row.part) for row in needed} - _bad(inventory, needed, quick, jobs, progress))
+    return whole | ({(row.shard, row.part) for row in needed} - _bad(inventory, needed, quick, jobs, progress, closed))
 
 
-def _bad(inventory: Inventory, rows: list[Row], quick: bool, jobs: int, progress: Progress | None) -> set[Numbers]:
+def _bad(
+    inventory: Inventory, rows: list[Row], quick: bool, jobs: int, progress: Progress | None, closed: list[str]
+) -> set[Numbers]:
     inventory.findings.clear()
     for row in rows:
         check_sizes(inventory, row)
     if not quick:
         found, _ = check_bytes(inventory, rows, jobs, progress)
         inventory.findings += found
+        closed += [finding.path for finding in found if finding.expected == OPENABLE]
     return {
         (finding.shard, finding.part)
         for finding in inventory.findings
