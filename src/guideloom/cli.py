@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     -------
     int
         Exit status: 0, 1 when something is damaged, was left as it was, or the reader of the output went away, 2 for an
-        error that was reported.
+        error that was reported, 130 after Ctrl-C.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -69,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Without this the interpreter complains once more when it flushes stdout at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        print("\nguideloom: interrupted", file=sys.stderr)
+        return 130
     except (GuideLoomError, OSError) as error:
         print(f"guideloom: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -23,7 +23,9 @@ def progress_bar(text: str) -> Iterator[Callable[[int, int], None] | None]:
     with tqdm(desc=text, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr, leave=False) as bar:
 
         def show(done: int, total: int) -> None:
-            bar.total = total
+            if bar.total != total:
+                bar.total = total
+                bar.refresh()
             bar.update(done - bar.n)
 
         yield show
