@@ -1,4 +1,4 @@
-"""Writers that are killed at random, hundreds of times; ``make soak`` does the same for as long as one likes.
+"""Writers that are killed at random, hundreds of times, and stress; ``make soak`` does the same for as long as one likes.
 
 In an interpreter of its own, which is small: a case forks several processes.
 """
@@ -40,3 +40,9 @@ def test_any_interleaving_of_steps_and_kills() -> None:
 def test_kills_at_random_moments() -> None:
     summary = soak("kills", "--seed", "0", "--cases", "130")
     assert summary["cases"] == 130 and summary["kills"] > 80
+
+
+@pytest.mark.slow
+def test_eight_processes_at_once() -> None:
+    summary = soak("stress", "--seed", "0", "--cases", "5")
+    assert summary["cases"] == 5 and summary["looks"] > 5 * 4

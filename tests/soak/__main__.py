@@ -20,11 +20,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tests.soak import kills, schedule
+from tests.soak import kills, schedule, stress
 
 PARTS: dict[str, tuple[Callable[[int, Path], int], str]] = {
     "schedule": (schedule.run_case, "kills"),
     "kills": (kills.run_case, "kills"),
+    "stress": (stress.run_case, "looks"),
 }
 """Name -> one case, given a seed and an empty folder; what it counts."""
 

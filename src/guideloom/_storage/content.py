@@ -149,7 +149,7 @@ def _check_piece(check: FileCheck, begin: int, end: int) -> list[Finding]:
         descriptor = os.open(check.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
         found("unreadable", begin, end, OPENABLE, str(error.strerror))
-        return findings
+        return [replace(finding, remedy="see to it that it can be opened, and check again") for finding in findings]
     try:
 
         def read_at(offset: int, size: int) -> bytes:
