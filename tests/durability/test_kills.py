@@ -1,4 +1,4 @@
-"""Writers that are killed at random, hundreds of times, and stress; ``make soak`` does the same for as long as one likes.
+"""Writers killed at random, hundreds of times, and stress; ``make soak`` does the same for as long as one likes.
 
 In an interpreter of its own, which is small: a case forks several processes.
 """

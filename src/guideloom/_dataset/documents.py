@@ -19,8 +19,10 @@ from guideloom._base.protocols import (
 )
 from guideloom._dataset.document_readers import DocumentSyncReader
 from guideloom._dataset.indexing import item_index, slice_indexes
+from guideloom._dataset.opened import open_snapshot
 from guideloom._dataset.source import BatchSource, Empty, ItemwiseSource
 from guideloom._read.operations import run
+from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]
 
@@ -66,6 +68,12 @@ class DocumentDatasetSyncReader(DatasetSyncReaderAbstract):
         """Open the storage."""
         reader = self._dataset.storage.sync_reader()
         reader.open()
+        self._reader = reader
+
+    def open_snapshot(self, snapshot: Catalog) -> None:
+        """Open what another reader of this data set has open, see :attr:`BatchSource.snapshot`."""
+        reader = self._dataset.storage.sync_reader()
+        open_snapshot(reader, snapshot)
         self._reader = reader
 
     def close(self) -> None:
@@ -154,6 +162,10 @@ class DocumentSource(BatchSource):
     @property
     def identity(self) -> str:
         return self._reader.identity
+
+    @property
+    def snapshot(self) -> Catalog:
+        return self._reader.catalog
 
     @property
     def has_arrays(self) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from guideloom._base.errors import InUseError, NotOpenError
+from guideloom._base.errors import ArgumentError, InUseError, NotOpenError
 from guideloom._base.protocols import IOReaderAbstract, StorageFormat
 from guideloom._dataset.indexing import item_index
 from guideloom._read.documents import DocumentOperations
 from guideloom._read.fileset import FileSet
-from guideloom._read.opening import folder_of, open_data_set, open_data_set_async
+from guideloom._read.opening import folder_of, open_data_set, open_data_set_async, open_files
 from guideloom._read.operations import AsyncFiles
 from guideloom._read.spans import SpanOperations
 from guideloom._read.streams import StreamOperations
@@ -103,6 +103,13 @@ class SyncOpened(Opened[OperationsT]):
         self._operations = self._operations_on(catalog)
         self._files = files
 
+    def open_again(self, catalog: Catalog) -> None:
+        """Open what another reader of this data set has open, whatever was committed since: nothing is looked up."""
+        if self._files is not None:
+            raise self._open_already()
+        self._files = open_files(self._directory, catalog, self._backend, self._verify)
+        self._operations = self._operations_on(catalog)
+
     def close(self) -> None:
         """Close all files; safe to call again, and while other threads read: the last of them closes."""
         files, self._files, self._operations = self._files, None, None
@@ -126,6 +133,19 @@ class SyncOpened(Opened[OperationsT]):
     def length(self, shard: int) -> int:
         """Elements or documents in ``shard``; ``IndexError`` out of range."""
         return self._length(shard)
+
+
+def open_snapshot(reader: Any, catalog: Catalog) -> None:
+    """Open a storage's reader on what another reader of the same storage has open.
+
+    Raises
+    ------
+    ArgumentError
+        The reader is not one of ours.
+    """
+    if not isinstance(reader, SyncOpened):
+        raise ArgumentError(f"expected a reader of GuideLoom's own, found {type(reader).__name__}")
+    reader.open_again(catalog)
 
 
 class AsyncOpened(Opened[OperationsT]):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from guideloom._base.errors import ArgumentError
 from guideloom._base.protocols import DatasetSyncReaderAbstract
+from guideloom._storage.catalog import Catalog
 
 Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 """Allocates an uninitialised C-contiguous array; the loader passes one that gives (pinned) tensor memory."""
@@ -36,6 +37,14 @@ class BatchSource(ABC):
     @property
     def identity(self) -> str | None:
         """Content and order of the data set, None when unknown; may read (published 1.x layout), so ask once."""
+        return None
+
+    @property
+    def snapshot(self) -> Catalog | None:
+        """What was opened; a reader's ``open_snapshot`` opens exactly that again, whatever was committed since.
+
+        None where a reader has no such method.
+        """
         return None
 
     @property

@@ -18,12 +18,14 @@ from guideloom._base.protocols import (
     StreamStorageSyncReaderAbstract,
 )
 from guideloom._dataset.indexing import integer, item_index, slice_indexes
+from guideloom._dataset.opened import open_snapshot
 from guideloom._dataset.source import BatchSource, Empty, ItemwiseSource
 from guideloom._dataset.stream_readers import Operations, StreamAsyncReader, StreamSyncReader
 from guideloom._plan.windows import WindowPlan
 from guideloom._read.operations import run, run_async
 from guideloom._read.readahead import MAX_AHEAD_BYTES, MAX_AHEAD_RUNS
 from guideloom._read.streams import WantedDtype, widened
+from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]
 
@@ -119,6 +121,15 @@ class StreamDatasetSyncReader(DatasetSyncReaderAbstract):
         """Open the storage."""
         reader = self._dataset.storage.sync_reader()
         reader.open()
+        self._take(reader)
+
+    def open_snapshot(self, snapshot: Catalog) -> None:
+        """Open what another reader of this data set has open, see :attr:`BatchSource.snapshot`."""
+        reader = self._dataset.storage.sync_reader()
+        open_snapshot(reader, snapshot)
+        self._take(reader)
+
+    def _take(self, reader: StreamStorageSyncReaderAbstract) -> None:
         self._reader = reader
         self._size = self._dataset.count(reader.total_length)
         if isinstance(reader, StreamSyncReader):
@@ -226,6 +237,10 @@ class WindowSource(BatchSource):
     @property
     def identity(self) -> str:
         return self._reader.identity
+
+    @property
+    def snapshot(self) -> Catalog:
+        return self._reader.catalog
 
     @property
     def view(self) -> dict[str, int | None]:

@@ -42,6 +42,7 @@ def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing:
         received = _received(options.collate_fn, pinner)
         return ProcessFeed(
             options.dataset,
+            opened.source.snapshot,
             options.collate_fn,
             schedule,
             options.num_workers,

@@ -30,6 +30,7 @@ from guideloom._loader.outbox import Failure, Outbox
 from guideloom._loader.pipeline import register, unregister
 from guideloom._loader.work import CollateFn, Feed, Schedule
 from guideloom._plan.order import Order
+from guideloom._storage.catalog import Catalog
 
 # The command after the present one waits in the worker's pipe, so that it never idles.
 _COMMANDS_A_WORKER = 2
@@ -54,6 +55,7 @@ class _Job:
     """What a worker needs to know."""
 
     dataset: DatasetAbstract
+    snapshot: Catalog | None
     collate_fn: CollateFn | None
     order: Order
 
@@ -91,6 +93,8 @@ class ProcessFeed:
     ----------
     dataset, collate_fn
         As the loader's; with the start methods other than fork they are pickled.
+    snapshot : Catalog or None
+        What the loader has open, and the processes open too.
     schedule : Schedule
     num_workers : int
         Processes, at least 1.
@@ -107,6 +111,7 @@ class ProcessFeed:
     def __init__(
         self,
         dataset: DatasetAbstract,
+        snapshot: Catalog | None,
         collate_fn: CollateFn | None,
         schedule: Schedule,
         num_workers: int,
@@ -128,7 +133,7 @@ class ProcessFeed:
         # Never closed by hand: a finaliser may write to it at any time, and must not meet another file's number.
         self._woken, self._waker = multiprocessing.Pipe(duplex=False)
         self._workers: list[_Worker] = []
-        job = _Job(dataset, collate_fn, schedule.order)
+        job = _Job(dataset, snapshot, collate_fn, schedule.order)
         # Compiles, or loads, the kernels of order and plan once here, instead of once in each forked worker.
         schedule.rows(0)
         try:
@@ -324,7 +329,12 @@ def _work(connection: Connection[Any, Any], job: _Job) -> None:
     source: BatchSource | None = None
     try:
         reader = job.dataset.sync_reader()
-        reader.open()
+        # What was committed since must not come into some of the workers' batches.
+        open_snapshot = getattr(reader, "open_snapshot", None)
+        if job.snapshot is None or open_snapshot is None:
+            reader.open()
+        else:
+            open_snapshot(job.snapshot)
         source = source_of(reader)
         if source.size != job.order.size:
             raise ArgumentError(

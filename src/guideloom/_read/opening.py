@@ -131,10 +131,15 @@ def open_data_set(
         catalog = replace(drive(opening, folder_of(directory, backend).answer), directory=directory)
     except DataSetError as error:
         raise error.under(directory) from error.__cause__
+    return catalog, open_files(directory, catalog, backend, verify)
+
+
+def open_files(directory: PurePath, catalog: Catalog, backend: IOReaderAbstract, verify: bool = False) -> FileSet:
+    """Return the files of a data set that is open already; each one's size is checked when it is first used."""
     files = open_file_set(backend, file_table(directory, catalog))
     if verify:
         files.checker = block_checker(catalog, directory, backend)
-    return catalog, files
+    return files
 
 
 def block_checker(catalog: Catalog, directory: PurePath, backend: IOReaderAbstract) -> BlockChecker:
