@@ -9,15 +9,24 @@ import pytest
 from guideloom._loader.sharing import Sharing
 
 
-def run(batches: int, cost_s: Callable[[int, int], float], num_readers: int = 8) -> tuple[float, list[int]]:
-    """Return the time of a run with costs ``cost_s(number, width)``, and the width at each batch."""
-    sharing = Sharing(num_readers, 4)
+def run(
+    batches: int,
+    cost_s: Callable[[int, int], float],
+    num_readers: int = 8,
+    waiting: float = 1.0,
+    processors: int = 2,
+) -> tuple[float, list[int]]:
+    """Return the time of a run with costs ``cost_s(number, width)``, and the width at each batch.
+
+    ``waiting``: which part of the time of a batch read alone is spent in waits.
+    """
+    sharing = Sharing(num_readers, 4, processors)
     total, widths = 0.0, []
     for number in range(batches):
         cost = cost_s(number, sharing.width)
         total += cost
         widths.append(sharing.width)
-        sharing.note(sharing.shared, cost)
+        sharing.note(sharing.shared, cost, waiting * cost)
     return total, widths
 
 
@@ -45,6 +54,20 @@ def test_a_slow_device_gets_all_threads_within_a_few_batches() -> None:
     total, widths = run(5000, lambda number, width: waiting(width))
     assert widths[:40] == [0] * 4 + [2] * 12 + [4] * 12 + [8] * 12
     assert total < 1.1 * 5000 * waiting(8)
+
+
+def test_reads_that_never_wait_are_not_shared_among_more_threads_than_processors() -> None:
+    _, widths = run(5000, lambda number, width: waiting(width), waiting=0.1, processors=2)
+    assert set(widths) == {0}
+    _, widths = run(5000, lambda number, width: waiting(width), waiting=0.1, processors=4)
+    assert set(widths) == {0, 2}
+
+
+def test_a_few_waits_are_no_waiting() -> None:
+    sharing = Sharing(8, 4, 2)
+    for number in range(1000):
+        sharing.note(False, 0.005, 0.004 if number % 4 == 0 else 0.0)
+    assert sharing.width == 0
 
 
 @pytest.mark.parametrize("num_readers", [1, 2, 3, 8, 16])
@@ -81,12 +104,12 @@ def test_batches_of_the_way_before_do_not_count() -> None:
         sharing.note(True, 100.0)
     assert sharing.width == 0
     for _ in range(4):
-        sharing.note(False, 1.0)
+        sharing.note(False, 1.0, 0.9)
     assert sharing.width == 2
 
 
 def test_without_threads_there_is_nothing_to_share() -> None:
     sharing = Sharing(0, 4)
     for _ in range(1000):
-        sharing.note(False, 1.0)
+        sharing.note(False, 1.0, 1.0)
     assert not sharing.shared

@@ -61,7 +61,8 @@ def _gather_mapped_numpy(
 def gather_mapped() -> Any:
     """Copy runs out of mapped files.
 
-    ``(bases int64[F], sizes int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift, status int64[5])``;
+    ``(bases int64[F], sizes int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift,
+    status int64[STATUS_SIZE])``;
     ``bases[f]`` is the address of file ``f``'s map, -1 when it is not mapped. Every range is checked before it is
     touched.
     """
@@ -107,7 +108,8 @@ def _gather_pread_numpy(
 def gather_pread() -> Any:
     """Read runs with ``pread``.
 
-    ``(fds int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift, status int64[5])``; ``fds[f]`` is
+    ``(fds int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift,
+    status int64[STATUS_SIZE])``; ``fds[f]`` is
     -1 when
     file ``f`` is not open. Short reads go on where they stopped, EINTR is tried again. On failure ``status[1]`` is
     errno

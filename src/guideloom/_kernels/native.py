@@ -36,6 +36,9 @@ from guideloom._kernels.status import (
     U2_TO_I4,
     U2_TO_I8,
     U4_TO_I8,
+    USAGE,
+    USAGE_WORDS,
+    WAITED,
     WAITS,
 )
 
@@ -48,7 +51,7 @@ EINTR = 4
 # What a thread read from devices: Linux counts it; elsewhere nothing is known, and nothing is asked ahead.
 PER_THREAD_USAGE = sys.platform == "linux"
 getrusage = types.ExternalFunction("getrusage", types.int32(types.int32, types.intp))
-RUSAGE_THREAD, RU_INBLOCK, RU_NVCSW, RU_WORDS = 1, 11, 16, 18
+RUSAGE_THREAD, RU_INBLOCK, RU_NVCSW = 1, 11, 16
 
 posix_fadvise = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
 madvise = types.ExternalFunction("madvise", types.int32(types.intp, types.uintp, types.int32))
@@ -84,29 +87,30 @@ def _look_up_pages(address, nbytes):
 
 
 @njit(nogil=True)
-def _usage():
+def _usage(status):
     """Return the blocks that this thread had read from devices, and how often it waited."""
-    words = np.zeros(RU_WORDS, np.int64)
     if PER_THREAD_USAGE:
-        getrusage(np.int32(RUSAGE_THREAD), words.ctypes.data)
-    return words[RU_INBLOCK], words[RU_NVCSW]
+        getrusage(np.int32(RUSAGE_THREAD), status.ctypes.data + 8 * USAGE)
+    return status[USAGE + RU_INBLOCK], status[USAGE + RU_NVCSW]
 
 
 @njit(nogil=True)
-def _note_usage(blocks, waits, status):
-    blocks_now, waits_now = _usage()
+def _done(blocks, waits, status):
+    """Note what was used since, and return DONE or WAITED."""
+    blocks_now, waits_now = _usage(status)
     status[BLOCKS] = blocks_now - blocks
     status[WAITS] = waits_now - waits
+    return DONE if blocks_now == blocks and waits_now == waits else WAITED
 
 
 @njit(nogil=True)
 def _are_runs(lo, hi, file, src, dst, nbytes):
     """Whether the runs [lo, hi) are in every column: what follows is as unchecked as C."""
-    return 0 <= lo and lo <= hi and hi <= min(min(file.size, src.size), min(dst.size, nbytes.size))
+    return lo >= 0 and lo <= hi and hi <= min(min(file.size, src.size), min(dst.size, nbytes.size))
 
 
 def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, status):
-    blocks, waits = _usage()
+    blocks, waits = _usage(status)
     address = out.ctypes.data
     room = out.size
     if not _are_runs(lo, hi, file, src, dst, nbytes):
@@ -134,8 +138,7 @@ def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, stat
             if ahead >= 0 and ahead < bases.size:
                 _look_up_pages(bases[ahead] + src[soon], nbytes[soon])
         memcpy(address + d, base + src[r], n)
-    _note_usage(blocks, waits, status)
-    return DONE
+    return _done(blocks, waits, status)
 
 
 def populate_cached(address, nbytes):
@@ -160,7 +163,7 @@ def populate_cached(address, nbytes):
 
 
 def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
-    blocks, waits = _usage()
+    blocks, waits = _usage(status)
     address = out.ctypes.data
     room = out.size
     if not _are_runs(lo, hi, file, src, dst, nbytes):
@@ -199,23 +202,24 @@ def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
                     status[1] = code[0]
                     status[2] = done
                     return r
-    _note_usage(blocks, waits, status)
-    return DONE
+    return _done(blocks, waits, status)
 
 
 def advise_files(fds, file, src, nbytes, lo, hi):
-    blocks, _ = _usage()
+    usage = np.zeros(USAGE + USAGE_WORDS, np.int64)
+    blocks, _ = _usage(usage)
     if not _are_runs(lo, hi, file, src, src, nbytes):
         return 0
     for r in range(lo, hi):
         f = file[r]
         if nbytes[r] > 0 and f >= 0 and f < fds.size and fds[f] >= 0:
             posix_fadvise(np.int32(fds[f]), src[r], nbytes[r], np.int32(WILLNEED))
-    return _usage()[0] - blocks
+    return _usage(usage)[0] - blocks
 
 
 def advise_maps(bases, sizes, file, src, nbytes, lo, hi):
-    blocks, _ = _usage()
+    usage = np.zeros(USAGE + USAGE_WORDS, np.int64)
+    blocks, _ = _usage(usage)
     if not _are_runs(lo, hi, file, src, src, nbytes):
         return 0
     for r in range(lo, hi):
@@ -224,7 +228,7 @@ def advise_maps(bases, sizes, file, src, nbytes, lo, hi):
         if n > 0 and f >= 0 and f < bases.size and bases[f] >= 0 and src[r] >= 0 and src[r] <= sizes[f] - n:
             first = (bases[f] + src[r]) // PAGE_BYTES * PAGE_BYTES
             madvise(first, bases[f] + src[r] + n - first, np.int32(WILLNEED))
-    return _usage()[0] - blocks
+    return _usage(usage)[0] - blocks
 
 
 # --- columns: de-interleave and widen while gathering ------------------------------------------------
@@ -312,7 +316,7 @@ def _spread(code, at, stride, n, to, size):
 
 
 def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, offset, size, out, room, shift, status):
-    blocks, waits = _usage()
+    blocks, waits = _usage(status)
     if not _are_runs(lo, hi, file, src, dst, nbytes):
         status[0] = BAD_RANGE
         return max(lo, 0)
@@ -335,5 +339,4 @@ def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, 
             return r
         for k in range(code.size):
             _spread(code[k], base + src[r] + offset[k], itemsize, count, out[k] + first * size[k], size[k])
-    _note_usage(blocks, waits, status)
-    return DONE
+    return _done(blocks, waits, status)

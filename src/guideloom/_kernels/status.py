@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DONE = -1
-"""What a gather kernel returns when every run was done; otherwise the index of the run it stopped at."""
+"""What a gather kernel returns when every run was done; below 0 only then, else the run it stopped at."""
 
 NOT_OPEN, SHORT, FAILED, BAD_RANGE = 1, 2, 3, 4
 """``status[0]``: the file has no handle; it ended early; errno is in ``status[1]``; outside file or buffer."""
@@ -11,7 +11,13 @@ NOT_OPEN, SHORT, FAILED, BAD_RANGE = 1, 2, 3, 4
 BLOCKS, WAITS = 3, 4
 """``status[BLOCKS]``, ``status[WAITS]``: what the call read from devices, and how often it waited; 0 where unknown."""
 
-STATUS_SIZE = 5
+WAITED = -2
+"""As ``DONE``, and ``status[BLOCKS]`` or ``status[WAITS]`` is not 0."""
+
+USAGE, USAGE_WORDS = 5, 18
+"""Where in ``status`` a kernel has the system write what the thread used, and how many words that takes."""
+
+STATUS_SIZE = USAGE + USAGE_WORDS
 
 COPY_1, COPY_2, COPY_4, COPY_8, COPY_ANY, U1_TO_I4, U2_TO_I4, U1_TO_I8, U2_TO_I8, U4_TO_I8, I4_TO_I8 = range(11)
 """How a field goes from rows to its column: bytes as they are (1, 2, 4, 8, any number of them), or widened."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from guideloom._base.errors import NotOpenError
+from guideloom._base.forks import FORKS
 from guideloom._base.protocols import DatasetSyncReaderAbstract
 from guideloom._dataset.source import BatchSource
 from guideloom._loader.bridge import Mover
@@ -25,24 +25,28 @@ class LoaderIterator(Iterator[Any]):
     """The rest of one epoch; a context manager that closes itself."""
 
     def __init__(
-        self, delivered: Callable[[Position], None], feed: Feed, move: Mover, partition: Partition, start: Position
+        self,
+        end_epoch: Callable[[], None],
+        feed: Feed,
+        move: Mover | None,
+        partition: Partition,
+        position: Position,
     ) -> None:
-        self._delivered = delivered
+        self._end_epoch = end_epoch
         self._feed = feed
         self._take = feed.take
         self._move = move
-        self._epoch = start.epoch
-        self._offset = start.offset
+        self._position = position
         self._global_batch_size = partition.global_batch_size
         self._size = partition.size
-        self._pid = os.getpid()
+        self._forks = FORKS.count
         self._closed = False
         self._exhausted = False
 
     @property
     def live(self) -> bool:
         """Whether batches, or the end of the epoch, may still come."""
-        return not self._closed and self._pid == os.getpid()
+        return not self._closed and self._forks == FORKS.count
 
     def __iter__(self) -> Self:
         return self
@@ -53,7 +57,9 @@ class LoaderIterator(Iterator[Any]):
                 raise StopIteration
             raise NotOpenError("this iterator was closed before the end of the epoch: call iter(loader) to go on")
         try:
-            batch = self._move(self._take())
+            batch = self._take()
+            if self._move is not None:
+                batch = self._move(batch)
         except EndOfEpoch:
             return self._end()
         except StopIteration as error:
@@ -63,15 +69,15 @@ class LoaderIterator(Iterator[Any]):
         except BaseException:
             self.close()
             raise
-        self._offset = min(self._offset + self._global_batch_size, self._size)
-        self._delivered(Position(self._epoch, self._offset))
+        offset = self._position.offset + self._global_batch_size
+        self._position.offset = offset if offset < self._size else self._size
         return batch
 
     def _end(self) -> Any:
         if self._closed:
             raise NotOpenError("this iterator was closed by another thread while it waited for a batch")
         self._exhausted = True
-        self._delivered(Position(self._epoch + 1, 0))
+        self._end_epoch()
         self.close()
         raise StopIteration
 

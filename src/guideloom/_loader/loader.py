@@ -382,12 +382,14 @@ class StatefulDataLoader:
         order = make_order(opened.source.size, self._shuffle, self._seed, self._position.epoch)
         schedule = Schedule(opened.source, order, opened.partition, self._position.offset)
         feed = make_feed(self._options, opened, schedule, self._sharing)
-        iterator = LoaderIterator(self._delivered, feed, Mover(self._device), opened.partition, self._position)
+        # Arrays that we made are on the CPU; what a user's function gives may be anywhere.
+        move = None if self._collate_fn is None and self._device.type == "cpu" else Mover(self._device)
+        iterator = LoaderIterator(self._end_epoch, feed, move, opened.partition, self._position)
         self._iterator = weakref.ref(iterator)
         return iterator
 
-    def _delivered(self, position: Position) -> None:
-        self._position = position
+    def _end_epoch(self) -> None:
+        self._position = Position(self._position.epoch + 1, 0)
 
     def _live(self) -> LoaderIterator | None:
         iterator = None if self._iterator is None else self._iterator()

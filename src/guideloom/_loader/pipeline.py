@@ -8,12 +8,12 @@ claimed in order by whoever is free.
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
+from guideloom._base.forks import FORKS
 from guideloom._loader.outbox import PARKED, Failure, Outbox, Sleeper
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import EndOfEpoch, Feed, Schedule, Work
@@ -122,7 +122,7 @@ class ThreadFeed:
         self._idle: list[Sleeper] = []
         self._stopped = False
         self._on_ended = on_ended
-        self._pid = os.getpid()
+        self._forks = FORKS.count
         bodies: list[_Body] = [_Reading(self, sleeper) for sleeper in self._readers]
         if not self._on_demand:
             bodies.append(_Batching(self, enter_thread))
@@ -143,7 +143,7 @@ class ThreadFeed:
 
     def take(self) -> Any:
         """See :class:`Feed`."""
-        if os.getpid() != self._pid:
+        if self._forks != FORKS.count:
             raise RuntimeError(
                 "this iterator was made before the process forked, its threads stayed behind: call iter(loader) again"
             )
@@ -281,6 +281,7 @@ class ThreadFeed:
         """Return batch ``number``, or a Failure, also when stopped. For one thread."""
         sharing = self._sharing
         begun_at = perf_counter()
+        waited_s = 0.0
         while True:
             if self._stopped:
                 return Failure(EndOfEpoch())
@@ -309,7 +310,12 @@ class ThreadFeed:
                 if parts is not None or alone:
                     self._head = number + 1
             if alone:
-                parts = [self._read_whole(number)]
+                if self._can_share:
+                    ran_at, read_at = thread_time(), perf_counter()
+                    parts = [self._read_whole(number)]
+                    waited_s = (perf_counter() - read_at) - (thread_time() - ran_at)
+                else:
+                    parts = [self._read_whole(number)]
             if parts is not None:
                 break
             if task is not None:
@@ -322,7 +328,7 @@ class ThreadFeed:
                 begun_at += perf_counter() - slept_at
         item = self._finished(parts)
         if self._can_share:
-            sharing.note(not alone, perf_counter() - begun_at)
+            sharing.note(not alone, perf_counter() - begun_at, waited_s)
         return item
 
     def _read_whole(self, number: int) -> Any:

@@ -7,11 +7,15 @@ not depend on this.
 
 from __future__ import annotations
 
+import os
+
 # A batch that is made in less time is done before another thread has woken up.
 _WORTH_SHARING_S = 0.0002
 # More threads must be worth their noise; fewer are preferred when they do as well.
 _BETTER_WITH_MORE = 0.75
 _BETTER_WITH_FEWER = 1.0
+# Reads wait when they spend more than this part of their time so.
+_WAITING = 0.5
 _ALONE_TRIAL = 4
 _SHARED_TRIAL = 12
 _FIRST_STRETCH = 128
@@ -22,7 +26,8 @@ class Sharing:
     """Finds the number of threads with which a batch costs least, by trials of a few batches; over several epochs.
 
     From one thread alone it climbs to 2, 4, 8, ... threads as long as that pays, and looks now and then whether fewer,
-    or more, do better by now. A trial that fails makes the next one rarer.
+    or more, do better by now. A trial that fails makes the next one rarer. Where reads do not wait, threads can only
+    compete for processors: there it tries no more of them than there are processors besides the caller's.
 
     Parameters
     ----------
@@ -30,6 +35,8 @@ class Sharing:
         Threads to share with; 0: there is nothing to find out.
     window : int
         Batches that may be under way at once.
+    processors : int, optional
+        Processors that this process may use; by default what the system says.
 
     Attributes
     ----------
@@ -42,19 +49,24 @@ class Sharing:
         "_level",
         "_levels",
         "_longest_s",
+        "_longest_waited_s",
+        "_processors",
         "_reference_s",
         "_stretch",
         "_sum_s",
         "_trial",
         "_until",
         "_up",
+        "_waited_s",
+        "_waits",
         "_window",
         "num_readers",
         "width",
     )
 
-    def __init__(self, num_readers: int, window: int) -> None:
+    def __init__(self, num_readers: int, window: int, processors: int | None = None) -> None:
         self.num_readers = num_readers
+        self._processors = _usable_processors() if processors is None else processors
         self.width = 0
         self._window = window
         self._levels = [0]
@@ -67,7 +79,10 @@ class Sharing:
         self._trial = 0
         self._reference_s = 0.0
         self._stretch = _FIRST_STRETCH
+        self._waits = False
         self._count = 0
+        self._waited_s = 0.0
+        self._longest_waited_s = 0.0
         self._sum_s = 0.0
         self._longest_s = 0.0
         self._until = _ALONE_TRIAL
@@ -77,7 +92,7 @@ class Sharing:
         """Whether reading is shared at present."""
         return self.width > 0
 
-    def note(self, shared: bool, cost_s: float) -> None:
+    def note(self, shared: bool, cost_s: float, waited_s: float = 0.0) -> None:
         """Take note of a batch.
 
         Parameters
@@ -86,15 +101,19 @@ class Sharing:
             Whether its reading was shared; batches begun before that changed do not count.
         cost_s : float
             Time since the batch before, in seconds, without waits for a slow caller.
+        waited_s : float
+            How much of it the one thread that read alone did not run; not used of shared batches.
         """
         if shared is not (self.width > 0):
             return
         self._count += 1
         self._sum_s += cost_s
-        if not shared:
-            # Of batches made alone the longest is left out: loading a kernel, say, happens once, and is no property of
-            # this way. Shared ones come in bursts, each after a long wait that belongs to all of them.
-            self._longest_s = max(self._longest_s, cost_s)
+        self._waited_s += waited_s
+        # Of batches made alone the longest is left out: loading a kernel, say, happens once, and is no property of
+        # this way. Shared ones come in bursts, each after a long wait that belongs to all of them.
+        if not shared and cost_s > self._longest_s:
+            self._longest_s = cost_s
+            self._longest_waited_s = waited_s
         # A trial that cannot be won any more is over.
         lost = self._trial and self._sum_s - self._longest_s > self._reference_s * self._until
         if self._count < self._until and not lost:
@@ -128,6 +147,12 @@ class Sharing:
             self._up = not self._up
             self._settle()
             return
+        if self._level == 0:
+            waited_s = self._waited_s - self._longest_waited_s
+            self._waits = waited_s > _WAITING * (self._sum_s - self._longest_s)
+        if step > 0 and not self._waits and self._levels[self._level + 1] > self._processors - 1:
+            self._settle()
+            return
         self._trial = step
         self.width = self._levels[self._level + step]
         self._start(max(_SHARED_TRIAL, 2 * self._window) if self.width else _ALONE_TRIAL)
@@ -142,5 +167,13 @@ class Sharing:
     def _start(self, until: int) -> None:
         self._until = until
         self._count = 0
+        self._waited_s = 0.0
+        self._longest_waited_s = 0.0
         self._sum_s = 0.0
         self._longest_s = 0.0
+
+
+def _usable_processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -59,9 +59,9 @@ class Fixed:
     view: Mapping[str, int | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Position:
-    """Where a loader is: ``offset`` samples of ``epoch`` were delivered, over all ranks."""
+    """Where a loader is: ``offset`` samples of ``epoch`` were delivered, over all ranks; an iterator counts it up."""
 
     epoch: int = 0
     offset: int = 0

@@ -67,6 +67,13 @@ class Schedule:
             prepared = self._plan(number, 1)
             return prepared, 0, self.size(number)
         chunk, place = divmod(number, self._per_chunk)
+        prepared = self._chunks.get(chunk)
+        if prepared is None:
+            prepared = self._planned(chunk)
+        lo = place * self.batch_size
+        return prepared, lo, lo + self.batch_size
+
+    def _planned(self, chunk: int) -> Any:
         with self._lock:
             prepared = self._chunks.get(chunk)
             if prepared is None:
@@ -75,8 +82,7 @@ class Schedule:
                 while len(self._chunks) >= _CHUNKS_KEPT:
                     del self._chunks[min(self._chunks)]
                 self._chunks[chunk] = prepared
-        lo = place * self.batch_size
-        return prepared, lo, lo + self.batch_size
+        return prepared
 
     def _plan(self, first: int, num_batches: int) -> Any:
         start, stride, count = self._partition.batch_positions(self._offset, first)

@@ -20,7 +20,7 @@ from guideloom._io.pread import PosixPreadIO, advise_random
 from guideloom._io.seek import SeekIO
 from guideloom._kernels.columns import copy_code, spread_mapped
 from guideloom._kernels.gather import advise_files, advise_maps, gather_mapped, gather_pread, populate_cached
-from guideloom._kernels.status import BLOCKS, DONE, NOT_OPEN, STATUS_SIZE, WAITS
+from guideloom._kernels.status import DONE, NOT_OPEN, STATUS_SIZE
 from guideloom._read.asks import Spread
 from guideloom._read.fileset import FileSet, FileTable, PooledFileSet, default_capacity
 
@@ -63,8 +63,8 @@ class PreadFileSet(PooledFileSet[int]):
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
         status = np.zeros(STATUS_SIZE, np.int64)
         stopped = gather_pread(self.values, file, src, dst, nbytes, lo, hi, out, shift, status)
-        if stopped == DONE:
-            self.readahead.note(hi - lo, int(status[BLOCKS]), int(status[WAITS]))
+        if stopped < 0:
+            self._note_done(stopped, hi - lo, status)
         elif status[0] != NOT_OPEN:
             self._raise(status, stopped, file, src, nbytes)
         return int(stopped)
@@ -124,8 +124,8 @@ class MappedFileSet(PooledFileSet[Any]):
                         dtype.itemsize, code, offset, size, out, room, ask.shift, status,
                     )
                 )  # fmt: skip
-                if stopped == DONE:
-                    self.readahead.note(ask.hi - lo, int(status[BLOCKS]), int(status[WAITS]))
+                if stopped < 0:
+                    self._note_done(stopped, ask.hi - lo, status)
                     return
                 if status[0] != NOT_OPEN:
                     self._raise(status, stopped, ask.file, ask.src, ask.nbytes)
@@ -144,8 +144,8 @@ class MappedFileSet(PooledFileSet[Any]):
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
         status = np.zeros(STATUS_SIZE, np.int64)
         stopped = gather_mapped(self.values, self.table.sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
-        if stopped == DONE:
-            self.readahead.note(hi - lo, int(status[BLOCKS]), int(status[WAITS]))
+        if stopped < 0:
+            self._note_done(stopped, hi - lo, status)
         elif status[0] != NOT_OPEN:
             self._raise(status, stopped, file, src, nbytes)
         return int(stopped)

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._base.errors import CorruptDataError, MissingShardError, NotOpenError
-from guideloom._kernels.status import BAD_RANGE, DONE, FAILED, SHORT
+from guideloom._base.forks import FORKS
+from guideloom._kernels.status import BAD_RANGE, BLOCKS, FAILED, SHORT, WAITED, WAITS
 from guideloom._read.asks import Gather, Spread
 from guideloom._read.readahead import Readahead
 from guideloom._storage.blocks import BlockChecker
@@ -86,9 +87,12 @@ class FileSet(ABC):
     def __init__(self, table: FileTable) -> None:
         self.table = table
         self._lock = threading.Lock()
-        self._users = 0
+        # One entry for each gather under way. Lists grow and shrink atomically, and a gather is counted before it looks
+        # whether the set is closed: so either it sees that, or who closes sees it.
+        self._users: list[None] = []
         self._closed = False
-        self._pid = os.getpid()
+        self._released = False
+        self._forks = FORKS.count
         self.readahead = Readahead()
         self.checker: BlockChecker | None = None  # set by whoever opened the data set, before the first gather
 
@@ -155,35 +159,35 @@ class FileSet(ABC):
 
     def close(self) -> None:
         """Close the files; a gather after this is a ``RuntimeError``."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            idle = self._users == 0
-        if idle:
-            self._release()
+        self._closed = True
+        if not self._users:
+            self._release_once()
 
     def _enter(self) -> None:
-        if self._pid != os.getpid():
+        if self._forks != FORKS.count:
             self._after_fork()
-        with self._lock:
-            if self._closed:
-                raise NotOpenError("this reader is closed: open it again, or keep it open while threads read from it")
-            self._users += 1
+        self._users.append(None)
+        if self._closed:
+            self._leave()
+            raise NotOpenError("this reader is closed: open it again, or keep it open while threads read from it")
 
     def _leave(self) -> None:
+        self._users.pop()
+        if self._closed and not self._users:
+            self._release_once()
+
+    def _release_once(self) -> None:
         with self._lock:
-            self._users -= 1
-            last = self._closed and self._users == 0
-        if last:
+            released, self._released = self._released, True
+        if not released:
             self._release()
 
     def _after_fork(self) -> None:
         # The parent's threads do not exist here, so neither do their locks nor their use of the files.
         self._lock = threading.Lock()
-        self._users = 0
+        self._users = []
         self._forget()
-        self._pid = os.getpid()
+        self._forks = FORKS.count
 
     @abstractmethod
     def _gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> None: ...
@@ -226,11 +230,11 @@ class PooledFileSet(FileSet, Generic[HandleT]):
 
     @abstractmethod
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
-        """Gather; returns DONE, or the run whose file is not open; raises for anything else."""
+        """Gather; returns a number below 0, or the run whose file is not open; raises for anything else."""
 
     def _gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> None:
         if self.values.size <= self.capacity:
-            while (stopped := self._gather_open(file, src, dst, nbytes, lo, hi, out, shift)) != DONE:
+            while (stopped := self._gather_open(file, src, dst, nbytes, lo, hi, out, shift)) >= 0:
                 self._ensure(int(file[stopped]))
                 lo = stopped
             return
@@ -253,7 +257,7 @@ class PooledFileSet(FileSet, Generic[HandleT]):
                     self._pin(number, alone=not pinned)
                     pinned.append(number)
                 stopped = self._gather_open(file, src, dst, nbytes, lo, end, out, shift)
-                if stopped != DONE:
+                if stopped >= 0:
                     raise RuntimeError(f"file {int(file[stopped])} was evicted while pinned")
             finally:
                 self._unpin(pinned)
@@ -316,6 +320,11 @@ class PooledFileSet(FileSet, Generic[HandleT]):
         self._pins = {}
         self._handles = {}
         self.values.fill(-1)
+
+    def _note_done(self, done: int, runs: int, status: I64) -> None:
+        """Take note of a gather that a kernel did."""
+        if done == WAITED or self.readahead.cold:
+            self.readahead.note(runs, int(status[BLOCKS]), int(status[WAITS]))
 
     def _raise(self, status: I64, run: int, file: I64, src: I64, nbytes: I64) -> None:
         """Turn a kernel's status into an error."""

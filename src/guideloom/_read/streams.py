@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -91,6 +92,36 @@ def _widens(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
     return want.kind in sorts.get(have.kind, "") and np.can_cast(have, want, "safe")
 
 
+@dataclass(frozen=True, slots=True)
+class Straight:
+    """The one array of a batch, where its bytes are those of the rows on disk: they are gathered straight into it.
+
+    Parameters
+    ----------
+    name : str or None
+        The field; None for plain elements.
+    shape : tuple of int
+        Of one element.
+    dtype : dtype
+    """
+
+    name: str | None
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def named(self, out: npt.NDArray[Any]) -> Any:
+        """Return the array as a batch."""
+        return out if self.name is None else {self.name: out}
+
+
+def _straight(disk_dtype: np.dtype[Any], dtype: np.dtype[Any]) -> Straight | None:
+    if dtype != disk_dtype or len(dtype.names or ()) > 1:
+        return None
+    name = None if dtype.names is None else dtype.names[0]
+    field = dtype if name is None else dtype[name]
+    return Straight(name, field.shape, field.base)
+
+
 class StreamOperations:
     """Operations on the windows of one open stream.
 
@@ -112,6 +143,7 @@ class StreamOperations:
         self._convert = self.dtype != self.disk_dtype
         # Arrays are for tensors, which have the machine's byte order whatever a format asks for.
         self.array_dtype = self.dtype.newbyteorder("=")
+        self.straight = _straight(self.disk_dtype, self.array_dtype)
 
     def with_dtype(self, wanted: WantedDtype) -> StreamOperations:
         """Return the same operations with elements in other dtypes."""
@@ -147,14 +179,12 @@ class StreamOperations:
         A dict with one a field; the array itself for plain elements.
         """
         shape = (hi - lo, plan.length)
+        if self.straight is not None:
+            out = empty(shape + self.straight.shape, self.straight.dtype)
+            yield from gather_windows(plan, lo, hi, out, asked)
+            return self.straight.named(out)
         dtype = self.array_dtype
         names = dtype.names
-        if dtype == self.disk_dtype and (names is None or len(names) == 1):
-            # The bytes of the rows are the bytes of the array: gather straight into it.
-            field = dtype if names is None else dtype[names[0]]
-            out = empty(shape + field.shape, field.base)
-            yield from gather_windows(plan, lo, hi, out, asked)
-            return out if names is None else {names[0]: out}
         fields = [dtype] if names is None else [dtype[name] for name in names]
         columns = [empty(shape + field.shape, field.base) for field in fields]
         yield Spread(
