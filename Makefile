@@ -3,6 +3,7 @@
 #   make test    everything CI runs; the last line is pytest's own
 #   make check   what to run before a commit: style, types, layers, fast tests
 #   make bench   the benchmarks with their times
+#   make soak    kills, stress and fuzzing for SOAK_SECONDS, by default ten minutes
 #   make format  rewrite the sources in the project's style
 
 VENV := .venv
@@ -11,8 +12,9 @@ PIP_VERSION := 26.3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := torch,msgpack,testing,demo,dev
+SOAK_SECONDS ?= 600
 
-.PHONY: demo test check bench format static clean
+.PHONY: demo test check bench soak format static clean
 
 demo: $(STAMP)
 	$(BIN)/python -m demo.run
@@ -26,6 +28,11 @@ check: static
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only
+
+# atheris has no wheel for every Python; without it the parsers are fuzzed without coverage.
+soak: $(STAMP)
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: atheris==3.0.0
+	$(BIN)/python -m tests.soak all --seconds $(SOAK_SECONDS)
 
 static: $(STAMP)
 	$(BIN)/ruff check

@@ -10,24 +10,31 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from tqdm import tqdm
 
-from tests.soak import kills, schedule, stress
+from tests.soak import kills, mutations, schedule, stress
+
+tqdm.monitor_interval = 0  # no thread: cases fork
 
 PARTS: dict[str, tuple[Callable[[int, Path], int], str]] = {
     "schedule": (schedule.run_case, "kills"),
     "kills": (kills.run_case, "kills"),
     "stress": (stress.run_case, "looks"),
+    "properties": (mutations.run_properties, "files"),
+    "mutations": (mutations.run_mutations, "files"),
 }
-"""Name -> one case, given a seed and an empty folder; what it counts."""
+"""Name -> one case, given a seed and an empty folder, and what it counts."""
 
 
 def run(part: str, seed: int, num_cases: int | None, seconds: float | None) -> int:
@@ -54,10 +61,23 @@ def run(part: str, seed: int, num_cases: int | None, seconds: float | None) -> i
     return 0
 
 
+def run_coverage(seconds: float) -> int:
+    """Fuzz the parsers guided by coverage, in a process of its own; return the exit status."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.soak.coverage", str(max(1, int(seconds)))], capture_output=True, text=True
+    )
+    counted = re.search(r"number_of_executed_units: ([0-9]+)", done.stderr)
+    if done.returncode or counted is None:
+        print(done.stdout + done.stderr[-5000:], file=sys.stderr)
+        return 1
+    print(json.dumps({"part": "coverage", "files": int(counted[1]), "seconds": seconds}), flush=True)
+    return 0
+
+
 def main() -> int:
     """Parse the command line, and run."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("part", choices=[*PARTS, "all"])
+    parser.add_argument("part", choices=[*PARTS, "coverage", "all"])
     parser.add_argument("--seed", type=int, help="of the first case; random, and printed, if not given")
     parser.add_argument("--cases", type=int, help="how many in each part")
     parser.add_argument("--seconds", type=float, help="how long in all; 60 if --cases is not given")
@@ -67,12 +87,17 @@ def main() -> int:
     seconds = 60.0 if options.seconds is None and options.cases is None else options.seconds
     if options.no_fsync:
         os.fsync = lambda descriptor: None
-    names = list(PARTS) if options.part == "all" else [options.part]
-    for name in names:
-        status = run(name, seed, options.cases, None if seconds is None else seconds / len(names))
-        if status:
-            return status
-    return 0
+    names = [options.part]
+    if options.part == "all":
+        names = list(PARTS)
+        if find_spec("atheris") is not None:
+            names.append("coverage")
+        else:
+            print("atheris is not installed: the parsers are fuzzed without coverage", file=sys.stderr)
+    share = None if seconds is None else seconds / len(names)
+    return max(
+        run_coverage(share or 60.0) if name == "coverage" else run(name, seed, options.cases, share) for name in names
+    )
 
 
 if __name__ == "__main__":
