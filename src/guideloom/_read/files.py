@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
 
@@ -73,7 +74,10 @@ class PreadFileSet(PooledFileSet[int]):
 class MappedFileSet(PooledFileSet[Any]):
     """Maps and the compiled ``memcpy`` gather."""
 
-    _populated = 0
+    def __init__(self, table: FileTable, capacity: int) -> None:
+        super().__init__(table, capacity)
+        self._populated = 0
+        self._opens_all = len(table.paths) <= capacity and int(table.sizes.sum()) <= MAX_POPULATED_BYTES
 
     def _open_one(self, file: int) -> tuple[Any, int]:
         try:
@@ -91,6 +95,15 @@ class MappedFileSet(PooledFileSet[Any]):
         if sys.platform == "linux" and self._populated + size <= MAX_POPULATED_BYTES:
             self._populated += populate_cached(address, size)
         return (mapped, view), address
+
+    def _ensure(self, file: int) -> None:
+        super()._ensure(file)
+        if self._opens_all:
+            # Filling page tables takes milliseconds a file: all of it in the first batch, not some in each of several.
+            self._opens_all = False
+            for other in range(self.values.size):
+                with suppress(OSError, GuideLoomError):  # It is raised when that file is read.
+                    super()._ensure(other)
 
     def spread(self, ask: Spread) -> None:
         """Gather records straight into columns, where a kernel knows how to copy each field."""
