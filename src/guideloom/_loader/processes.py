@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from time import perf_counter
 from typing import Any
@@ -124,14 +125,16 @@ class ProcessFeed:
         self._total = schedule.num_batches
         self._on_demand = prefetch == 0
         self._demanded = 0
+        # The pipe is never closed by hand: a finaliser may write to it at any time, and must not meet another file's
+        # number. It goes with what refers to it, at once, for nothing in that refers to us.
+        self._woken, self._waker = multiprocessing.Pipe(duplex=False)
+        self._wake = partial(_wake, self._waker)
         self._outbox = Outbox(max(1, prefetch), self._total, self._wake)
         self._enter_thread = enter_thread
         self._received = received
         self._results: dict[int, Any] = {}
         self._stopped = False
         self._pid = os.getpid()
-        # Never closed by hand: a finaliser may write to it at any time, and must not meet another file's number.
-        self._woken, self._waker = multiprocessing.Pipe(duplex=False)
         self._workers: list[_Worker] = []
         job = _Job(dataset, snapshot, collate_fn, schedule.order)
         # Compiles, or loads, the kernels of order and plan once here, instead of once in each forked worker.
@@ -181,10 +184,6 @@ class ProcessFeed:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
-
-    def _wake(self) -> None:
-        with suppress(OSError):  # The child of a fork has no thread to wake, and may have no pipe.
-            self._waker.send_bytes(b"w")
 
     # --- our thread ---
 
@@ -295,6 +294,11 @@ class ProcessFeed:
         for process in left:
             process.join()
         self._workers = []
+
+
+def _wake(waker: Connection[Any, Any]) -> None:
+    with suppress(OSError):  # The child of a fork has no thread to wake, and may have no pipe.
+        waker.send_bytes(b"w")
 
 
 @contextmanager

@@ -1,0 +1,116 @@
+"""Descriptors, maps and threads: few while reading, and none afterwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from guideloom.testing import make_stream
+from tests.resources.support import run
+
+pytestmark = pytest.mark.slow
+
+OPENS = """
+import asyncio
+from guideloom.testing import make_documents, make_spans, make_stream
+
+def read(storage, reader):
+    return reader.read(2) if isinstance(storage, DocumentStorage) else reader.read(1, 5)
+
+async def read_async(storage):
+    async with storage.async_reader() as reader:
+        await read(storage, reader)
+
+if __name__ == "__main__":
+    storages = [
+        make_stream(folder / "stream", [3, 0, 4]),
+        make_documents(folder / "documents", [3, 0, 4]),
+        make_spans(folder / "spans", [[1, 2], [], [4]]),
+    ]
+    found = {}
+    for name in sys.argv[2:]:
+        for storage in storages:
+            storage.read_interface = backend(name)()
+        found[name] = []
+        for number in range(2001):
+            storage = storages[number % 3]
+            with storage.sync_reader() as reader:
+                read(storage, reader)
+            if number % 200 == 0:
+                asyncio.run(read_async(storage))
+            if number in (200, 2000):
+                del reader
+                found[name].append((anonymous_kib(), held()))
+    print(json.dumps(found))
+"""
+
+
+def test_2000_opens_and_closes(tmp_path: Path) -> None:
+    """Of the three kinds in turn."""
+    found = run(OPENS, tmp_path / "data", "SeekIO", "PosixPreadIO", "MmapIO", "MinimalBackend")
+    for backend, ((early, few), (late, many)) in found.items():
+        # The allocator may move a boundary of its own; a map for each open would be a thousand, 2 KiB of
+        # memory for each 3,600.
+        assert many == {**few, "maps": many["maps"]} and many["maps"] - few["maps"] < 8, backend
+        assert late - early < 3000, (backend, early, late)
+
+
+SHARDS = """
+import resource
+
+if __name__ == "__main__":
+    gc.disable()  # what is closed must be closed by whoever is done with it
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    found = []
+    for name, way in (
+        ("SeekIO", {}), ("PosixPreadIO", {}), ("MmapIO", {}), ("MinimalBackend", {}),
+        ("PosixPreadIO", {"parallel_method": "process"}),
+    ):
+        storage = StreamStorage(folder, IdStreamFormat("<i4"), read_interface=backend(name)())
+        before, most, seen = held(), 0, []
+        with StatefulDataLoader(
+            StreamDataset(storage, 2), None, local_batch_size=64, shuffle=True, shuffle_seed=1, device="cpu",
+            drop_last=False, num_workers=2, prefetch=4, **way
+        ) as loader:
+            for batch in loader:
+                seen += batch.reshape(-1).tolist()
+                most = max(most, held()["descriptors"])
+        assert sorted(seen) == list(range(6000))
+        found.append((name, before, most, held()))
+    print(json.dumps(found))
+"""
+
+
+EPOCHS = """
+from guideloom.testing import make_stream
+
+if __name__ == "__main__":
+    gc.disable()
+    dataset = StreamDataset(make_stream(folder, [20], "<i4", read_interface=backend("PosixPreadIO")()), 2)
+    found = []
+    for way in ({}, {"num_workers": 2, "prefetch": 4}, {"num_workers": 2, "prefetch": 4, "parallel_method": "process"}):
+        for epochs in (1, 6):
+            with StatefulDataLoader(dataset, None, device="cpu", **way) as loader:
+                for epoch in range(epochs):
+                    assert sum(1 for _ in loader) == 10
+                next(iter(loader))
+            found.append(held()["descriptors"])
+    print(json.dumps([found, threading.active_count()]))
+"""
+
+
+def test_epochs_leave_no_descriptor_to_the_collector(tmp_path: Path) -> None:
+    """The collector may not run for hours where batches are few and large."""
+    found, threads = run(EPOCHS, tmp_path / "data")
+    assert found[0::2] == found[1::2] and threads == 1
+
+
+def test_3000_shards_with_256_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        make_stream(tmp_path / "data", [2] * 3000, "<i4")
+    for backend, before, most, after in run(SHARDS, tmp_path / "data"):
+        assert most < 200, backend
+        assert (after["descriptors"], after["threads"]) == (before["descriptors"], before["threads"]), backend
