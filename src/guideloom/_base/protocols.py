@@ -149,6 +149,41 @@ class StreamWithMetaStorageFormat(Protocol):
 
 
 @runtime_checkable
+class SpanStorageFormat(Protocol):
+    """Another form of :class:`StreamWithMetaStorageFormat`: it packs whole spans, with no Python for each element.
+
+    A format that has both ``pack_spans`` and ``pack`` is asked for ``pack_spans``.
+    """
+
+    stream_dtype: np.dtype[Any]
+
+    def pack_spans(
+        self, data: Any
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.integer[Any]] | Sequence[int], Sequence[UserBufferTypes]]:
+        """Encode one record.
+
+        Returns
+        -------
+        elements : ndarray of ``stream_dtype``, shape (L,)
+        lengths : sequence or ndarray of integers, shape (S,)
+            Elements of each span, in order: each at least 1, and L in all.
+        payloads : sequence of S buffers
+            One for each span; empty ones are legal.
+        """
+        ...
+
+    def unpack(
+        self,
+        stream: npt.NDArray[Any],
+        document_shard: npt.NDArray[np.int64],
+        document_index: npt.NDArray[np.int32],
+        document_data: Sequence[StorageBufferTypes],
+    ) -> Any:
+        """Decode one window; see :meth:`StreamWithMetaStorageFormat.unpack`."""
+        ...
+
+
+@runtime_checkable
 class DocumentStorageFormat(Protocol):
     """How a document becomes bytes and back."""
 
@@ -169,7 +204,7 @@ class DocumentStorageFormat(Protocol):
         ...
 
 
-StorageFormat: TypeAlias = StreamStorageFormat | StreamWithMetaStorageFormat | DocumentStorageFormat
+StorageFormat: TypeAlias = StreamStorageFormat | StreamWithMetaStorageFormat | SpanStorageFormat | DocumentStorageFormat
 
 
 # --- backends ----------------------------------------------------------------------------------

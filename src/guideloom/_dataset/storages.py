@@ -12,6 +12,7 @@ from guideloom._base.protocols import (
     DocumentStorageAbstract,
     DocumentStorageFormat,
     IOReaderAbstract,
+    SpanStorageFormat,
     StorageFormat,
     StreamStorageAbstract,
     StreamStorageFormat,
@@ -46,7 +47,7 @@ class _Storage:
         if isinstance(storage_format, type):
             name = storage_format.__name__
             raise ArgumentError(f"expected a format object, found the class {name}: call it first")
-        missing = [name for name in self._needs if not hasattr(storage_format, name)]
+        missing = [name for name in self._needed_of(storage_format) if not hasattr(storage_format, name)]
         if missing:
             raise ArgumentError(
                 f"{type(storage_format).__name__} is no format for {type(self).__name__}: it lacks {', '.join(missing)}"
@@ -62,6 +63,10 @@ class _Storage:
         self.storage_format = storage_format
         self.read_interface = read_interface
         self.verify = bool(verify)
+
+    def _needed_of(self, storage_format: StorageFormat) -> tuple[str, ...]:
+        """Names that the format must have."""
+        return self._needs
 
     def _local_dir(self) -> Path:
         if not isinstance(self.storage_dir, Path):
@@ -132,12 +137,16 @@ class StreamWithMetaStorage(_Storage, StreamStorageAbstract):
     Parameters
     ----------
     storage_dir, storage_format, read_interface, verify
-        As for :class:`StreamStorage`; the format is a ``StreamWithMetaStorageFormat``.
+        As for :class:`StreamStorage`; the format is a ``StreamWithMetaStorageFormat``, or a ``SpanStorageFormat``,
+        which packs whole spans and so many times faster.
     """
 
     kind = "stream_with_meta"
     _needs = ("stream_dtype", "size", "pack", "unpack")
-    storage_format: StreamWithMetaStorageFormat
+    storage_format: StreamWithMetaStorageFormat | SpanStorageFormat
+
+    def _needed_of(self, storage_format: StorageFormat) -> tuple[str, ...]:
+        return ("stream_dtype", "pack_spans", "unpack") if hasattr(storage_format, "pack_spans") else self._needs
 
     def sync_writer(
         self, mode: WriteMode = "create", *, metadata: Mapping[str, Any] | None = None

@@ -25,6 +25,7 @@ from guideloom._format.values import (
     field_dtype,
     fields_of,
     no_mask,
+    stored_column,
 )
 
 _MAX_NAME = 200
@@ -126,6 +127,10 @@ class DocumentNumpyFormat(NamedFormat):
         """
         if self.fields is None:
             return _pack_described(data)
+        if len(self.fields) == 1:
+            stored = stored_column(data, *self._only_field("pack"))
+            if stored is not None:
+                return stored.view(np.uint8).data
         record = fields_of(data, tuple(self.fields))
         arrays = {name: as_values(record[name], dtype, name) for name, dtype in self.fields.items()}
         if len(arrays) == 1:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from guideloom._base.errors import ArgumentError
 from guideloom._format.naming import NamedFormat
-from guideloom._format.values import as_values, check_equal_lengths, field_dtype, fields_of
+from guideloom._format.values import as_values, check_equal_lengths, field_dtype, fields_of, stored_column
 
 
 class StreamNumpyFormat(NamedFormat):
@@ -96,6 +96,10 @@ numbers from 0 to 65535: give the field a wider dtype, or correct the value
         """
         dtype = self.stream_dtype
         names: Sequence[str] = dtype.names or ()
+        if len(names) == 1:
+            stored = stored_column(data, names[0], dtype[0])
+            if stored is not None:
+                return stored.view(dtype)
         record = fields_of(data, names, self.data_type)
         columns = {name: as_values(record[name], dtype[name], name) for name in names}
         if len(names) == 1:

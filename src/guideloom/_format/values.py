@@ -7,6 +7,7 @@ Letters: L records of a batch or document.
 
 from __future__ import annotations
 
+import functools
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -153,6 +154,19 @@ def as_values(value: Any, dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
     return array
 
 
+def stored_column(data: Any, name: str, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+    """Return a record's only column when it already is what is stored: C-contiguous, of shape (L,), of ``dtype``.
+
+    None says nothing about the record: :func:`fields_of` and :func:`as_values` look at it then.
+    """
+    if type(data) is not dict or len(data) != 1:
+        return None
+    column = data.get(name)
+    if type(column) is np.ndarray and column.dtype == dtype and column.ndim == 1 and column.flags.c_contiguous:
+        return column
+    return None
+
+
 def no_mask(value: Any, what: str) -> None:
     """Raise for a masked array: its mask would be lost."""
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
@@ -217,7 +231,7 @@ def _check(array: npt.NDArray[Any], base: np.dtype[Any], what: str) -> None:
     elif base.kind in _NUMBERS:
         if have.kind not in _NUMBERS or (have.kind == "c" and base.kind != "c"):
             _refuse_kind(what, have, base)
-        if not np.can_cast(have, base, "safe"):
+        if not _is_safe(have, base):
             _CHECKS[base.kind](array, base, what)
     elif have.kind != base.kind or (base.kind == "V" and have != base):
         _refuse_kind(what, have, base)
@@ -242,7 +256,7 @@ def _check_integer(array: npt.NDArray[Any], base: np.dtype[Any], what: str) -> N
         return
     if base.kind == "u" and have.kind == "i" and have.isnative and have.itemsize >= base.itemsize:
         # Seen as unsigned, a negative value is larger than any that fits: one pass instead of two.
-        fits = int(array.view(f"u{have.itemsize}").max()) <= min(highest, int(np.iinfo(have).max))
+        fits = int(array.view(f"u{have.itemsize}").max()) <= min(highest, _integer_limits(have)[1])
     else:
         fits = int(array.max()) <= highest and (have.kind == "u" or int(array.min()) >= lowest)
     if not fits:
@@ -277,6 +291,12 @@ _CHECKS = {"b": _check_bool, "i": _check_integer, "u": _check_integer, "f": _che
 # --- messages ----------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=256)
+def _is_safe(have: np.dtype[Any], base: np.dtype[Any]) -> bool:
+    return np.can_cast(have, base, "safe")
+
+
+@functools.lru_cache(maxsize=256)
 def _integer_limits(base: np.dtype[Any]) -> tuple[int, int]:
     if base.kind == "b":
         return 0, 1

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._base.errors import CorruptDataError
-from guideloom._base.protocols import StreamWithMetaStorageFormat
+from guideloom._base.protocols import SpanStorageFormat, StreamWithMetaStorageFormat
 from guideloom._kernels.spans import fill_spans, find_blocks, find_spans
 from guideloom._plan.windows import WindowPlan, plan_windows
 from guideloom._read.asks import Gather
@@ -60,7 +60,10 @@ class SpanOperations:
     """Operations on the windows of one open stream with metadata, in the current or the published layout."""
 
     def __init__(
-        self, catalog: Catalog, storage_format: StreamWithMetaStorageFormat, wanted: WantedDtype = None
+        self,
+        catalog: Catalog,
+        storage_format: StreamWithMetaStorageFormat | SpanStorageFormat,
+        wanted: WantedDtype = None,
     ) -> None:
         self.catalog = catalog
         self.format = storage_format

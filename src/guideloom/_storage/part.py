@@ -45,6 +45,11 @@ class OpenPart(ABC):
     def flush(self) -> None:
         """Write all buffers out; when that fails, nothing of the part is lost or doubled."""
 
+    def drop_buffers(self) -> None:
+        """Give back the memory of buffers that were just written out."""
+        for file in self.files.values():
+            file.drop_buffer()
+
     def complete(self) -> None:
         """Write all buffers out, and what belongs at the end of the files."""
         self.flush()

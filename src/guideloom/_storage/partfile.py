@@ -7,6 +7,7 @@ import os
 import sys
 from array import array
 from collections import OrderedDict
+from io import BytesIO
 
 import xxhash
 
@@ -15,6 +16,10 @@ from guideloom._storage.names import BLOCK_BYTES
 from guideloom._storage.record import FileEntry
 
 MAX_OPEN_FILES = 32
+_KEPT_BUFFER_BYTES = 1 << 20
+# The device writes while the next records are packed. Pieces of this size, so that files written in turn do not
+# end up in crumbs.
+_START_BYTES = 4 << 20
 
 
 class Descriptors:
@@ -80,8 +85,9 @@ class Descriptors:
 class PartFile:
     """One data file of an uncommitted part.
 
-    ``buffer`` is filled by the caller; :meth:`flush` and :meth:`write` either take effect whole or leave the file's
-    content as it was (a failed write's bytes lie beyond ``flushed`` and are overwritten or cut off).
+    ``buffer`` is filled by the caller, who adds what :meth:`io.BytesIO.write` returns to ``pending``; :meth:`flush` and
+    :meth:`write` either take effect whole or leave the file's content as it was (a failed write's bytes lie beyond
+    ``flushed`` and are overwritten or cut off).
 
     Parameters
     ----------
@@ -90,11 +96,13 @@ class PartFile:
     descriptors : Descriptors
     """
 
-    __slots__ = ("_descriptors", "_exists", "_fill", "_hash", "buffer", "flushed", "path", "sums")
+    __slots__ = ("_descriptors", "_exists", "_fill", "_hash", "buffer", "flushed", "path", "pending", "sums")
 
     def __init__(self, path: str, descriptors: Descriptors) -> None:
         self.path = path
-        self.buffer = bytearray()
+        # It keeps its memory from flush to flush; a bytearray grows anew each time, and copies all of it at each step.
+        self.buffer = BytesIO()
+        self.pending = 0
         self.flushed = 0
         self.sums = array("Q")
         self._descriptors = descriptors
@@ -105,14 +113,21 @@ class PartFile:
     @property
     def size(self) -> int:
         """Bytes in the file and in the buffer."""
-        return self.flushed + len(self.buffer)
+        return self.flushed + self.pending
 
     def flush(self) -> None:
         """Write the buffer out."""
-        if self.buffer or not self._exists:
-            with memoryview(self.buffer) as view:
-                self._put(view)
-            self.buffer.clear()
+        if self.pending or not self._exists:
+            with self.buffer.getbuffer() as view, view[: self.pending] as data:
+                self._put(data)
+            if self.pending > _KEPT_BUFFER_BYTES:
+                self.drop_buffer()
+            self.buffer.seek(0)
+            self.pending = 0
+
+    def drop_buffer(self) -> None:
+        """Give the memory of a buffer back that was just written out."""
+        self.buffer = BytesIO()
 
     def write(self, data: memoryview) -> None:
         """Write bytes behind the buffer, without a copy."""
@@ -165,4 +180,7 @@ class PartFile:
                     self._hash.reset()
                     self._fill = 0
             place = end
+        begin, end = self.flushed // _START_BYTES, (self.flushed + size) // _START_BYTES
         self.flushed += size
+        if begin != end:
+            disk.start_writing(descriptor, begin * _START_BYTES, (end - begin) * _START_BYTES)

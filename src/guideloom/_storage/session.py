@@ -16,6 +16,7 @@ import numpy as np
 from guideloom._base.checks import as_int
 from guideloom._base.errors import (
     ArgumentError,
+    CommitError,
     DamagedRecordError,
     ForeignDataError,
     InUseError,
@@ -96,6 +97,7 @@ class WriterSession(Generic[PartT]):
         self._token = ""
         self._parts: dict[Any, PartT] = {}
         self._lengths: dict[int, int] = {}
+        self._cut_short: dict[int, str] = {}
         self._descriptors = Descriptors()
         self._buffer_limit = _MAX_BUFFER_BYTES
         self._known: Parts | None = None
@@ -133,6 +135,7 @@ class WriterSession(Generic[PartT]):
             self._last_part[shard] = max(part, self._last_part.get(shard, -1))
         self._parts = {}
         self._lengths = {}
+        self._cut_short = {}
         self._buffer_limit = _MAX_BUFFER_BYTES
         self._descriptors = Descriptors()
         self._token = secrets.token_hex(8)
@@ -195,6 +198,7 @@ class WriterSession(Generic[PartT]):
         finally:
             self._descriptors.close()
             self._known = None
+        failures += [(shard, self._cut_short_error(shard)) for shard in sorted(self._cut_short)]
         if failures:
             first = failures[0][1]
             say_what_is_committed(first, committed, failed)
@@ -253,17 +257,32 @@ class WriterSession(Generic[PartT]):
 
         Raises
         ------
-        NotOpenError, ArgumentError, OutOfRangeError, ShardExistsError
+        NotOpenError, ArgumentError, OutOfRangeError, ShardExistsError, CommitError
         """
         number = as_int(shard, "a shard number")
         part = self._parts.get(number)
         return (self._begin(number), True) if part is None else (part, False)
 
-    def _forget(self, part: PartT, is_new: bool) -> None:
-        """Take back a part that was begun by an append that failed."""
-        if is_new:
-            del self._parts[part.shard]
-            part.discard()
+    def _append_failed(self, part: PartT, is_new: bool, error: BaseException) -> None:
+        """Settle a part after an append that failed while it changed the part.
+
+        Failed writes changed nothing, so only a part that this append began is taken back. Anything else, such as
+        ``KeyboardInterrupt``, may have struck between two changes that belong together: then the part is given up.
+        """
+        if not isinstance(error, OSError):
+            self._cut_short[part.shard] = type(error).__name__
+        elif not is_new:
+            return
+        del self._parts[part.shard]
+        part.discard()
+
+    def _cut_short_error(self, shard: int) -> CommitError:
+        return CommitError(
+            f"an append to shard {shard} was cut short by {self._cut_short[shard]}: nothing that this writer added to "
+            "the shard is committed; write it again with another writer",
+            path=self._folder,
+            shard=shard,
+        )
 
     def _begin(self, shard: int) -> PartT:
         if not self._is_open:
@@ -273,6 +292,8 @@ class WriterSession(Generic[PartT]):
             raise OutOfRangeError(f"shards are numbered from 0, got {shard}", path=self._folder)
         if shard > MAX_NUMBER:
             raise ArgumentError(f"a shard number is at most {MAX_NUMBER}, got {shard}", path=self._folder)
+        if shard in self._cut_short:
+            raise self._cut_short_error(shard)
         number = self._last_part.get(shard, -1) + 1
         while os.path.lexists(os.path.join(self._folder, record_name(shard, number))):
             number += 1
@@ -286,8 +307,13 @@ class WriterSession(Generic[PartT]):
         num_buffers = len(self._part_class.roles()) * (len(self._parts) + 1)
         limit = max(_MIN_BUFFER_BYTES, min(_MAX_BUFFER_BYTES, _BUFFER_BUDGET_BYTES // num_buffers))
         if limit <= self._buffer_limit // 2:
-            for part in self._parts.values():
-                part.flush()
+            for part in list(self._parts.values()):
+                try:
+                    part.flush()
+                    part.drop_buffers()
+                except BaseException as error:
+                    self._append_failed(part, False, error)
+                    raise
             self._buffer_limit = limit
         prefix = os.path.join(self._folder, f"{TEMPORARY_PREFIX}{self._token}-")
         begun = self._part_class(shard, number, number > 0 and self._mode == "overwrite", prefix, self._descriptors)

@@ -6,25 +6,25 @@ fails, in ``pack`` or on a full disk, leaves the shard as it was.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._base.checks import as_int, describe_dtype, packed_little_endian
+from guideloom._base.checks import as_int, packed_little_endian
 from guideloom._base.errors import ArgumentError, PackError
 from guideloom._base.protocols import (
     DocumentStorageFormat,
     DocumentStorageSyncWriterAbstract,
+    SpanStorageFormat,
     StreamStorageFormat,
     StreamStorageSyncWriterAbstract,
     StreamWithMetaStorageFormat,
-    UserBufferTypes,
     WriteMode,
 )
+from guideloom._storage.packed import checked_elements, paired_spans, plain_bytes, whole_spans
 from guideloom._storage.part import DocumentPart, SpanPart, StreamPart
 from guideloom._storage.partfile import PartFile
 from guideloom._storage.session import WriterSession
@@ -61,17 +61,17 @@ class StreamWriter(WriterSession[StreamPart], StreamStorageSyncWriterAbstract):
         OSError
             The disk is full, for example; with the path.
         """
-        elements = _elements(self._pack(data), self._element_dtype, self._format_name)
+        elements = checked_elements(self._pack(data), self._element_dtype, self._format_name)
         part = self._parts.get(shard) if type(shard) is int else None
         is_new = False
         if part is None:
             part, is_new = self._part_of(shard)
         try:
             _add_elements(part.elements, elements, self._buffer_limit)
-        except OSError:
-            self._forget(part, is_new)
+            part.count += elements.size
+        except BaseException as error:
+            self._append_failed(part, is_new, error)
             raise
-        part.count += elements.size
 
 
 class DocumentWriter(WriterSession[DocumentPart], DocumentStorageSyncWriterAbstract):
@@ -102,27 +102,28 @@ class DocumentWriter(WriterSession[DocumentPart], DocumentStorageSyncWriterAbstr
         """
         encoded = self._pack(data)
         if type(encoded) is not bytes:
-            encoded = _plain_bytes(encoded, self._format_name)
+            encoded = plain_bytes(encoded, self._format_name)
         part = self._parts.get(shard) if type(shard) is int else None
         is_new = False
         if part is None:
             part, is_new = self._part_of(shard)
         size = len(encoded)
-        limit = self._buffer_limit
         payload = part.payload
+        offsets = part.offsets
+        limit = self._buffer_limit
         try:
-            if len(payload.buffer) >= limit or len(part.offsets) * 8 >= limit:
+            if payload.pending + size > limit or len(offsets) * 8 >= limit:
                 part.flush()
             if size >= limit:
                 payload.write(memoryview(encoded))
             else:
-                payload.buffer += encoded
-        except OSError:
-            self._forget(part, is_new)
+                payload.pending += payload.buffer.write(encoded)
+            end = part.end = part.end + size
+            offsets.append(end)
+            part.count += 1
+        except BaseException as error:
+            self._append_failed(part, is_new, error)
             raise
-        part.end += size
-        part.offsets.append(part.end)
-        part.count += 1
 
 
 class StreamWithMetaWriter(WriterSession[SpanPart], StreamStorageSyncWriterAbstract):
@@ -134,14 +135,14 @@ class StreamWithMetaWriter(WriterSession[SpanPart], StreamStorageSyncWriterAbstr
     def __init__(
         self,
         directory: Path,
-        storage_format: StreamWithMetaStorageFormat,
+        storage_format: StreamWithMetaStorageFormat | SpanStorageFormat,
         mode: WriteMode = "create",
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self._element_dtype = _dtype_of(storage_format)
         super().__init__(directory, storage_format, mode, metadata, dtype=self._element_dtype)
-        self._size = storage_format.size
-        self._pack = storage_format.pack
+        self._format: Any = storage_format
+        self._packs_spans = hasattr(storage_format, "pack_spans")
 
     def append(self, shard: int, data: Any) -> None:
         """Encode ``data`` and add its elements and payloads to ``shard``; when that fails, it is as it was before.
@@ -152,31 +153,41 @@ class StreamWithMetaWriter(WriterSession[SpanPart], StreamStorageSyncWriterAbstr
             As for streams.
         PackError
             Not exactly ``size(data)`` pairs and elements, a span without a payload, a key that comes back after
-            another, or a payload or an array of a wrong type.
+            another, or a payload or an array of a wrong type. From ``pack_spans``: lengths that are no integers from 1
+            or do not sum to the number of elements, or not one payload for each.
         """
-        size = as_int(self._size(data), f"{self._format_name}.size(data)")
-        if size < 0:
-            raise PackError(f"{self._format_name}.size(data) must not be negative, got {size}")
-        rows, blob, packed = _spans(self._pack(data), size, self._format_name)
-        elements = _elements(packed, self._element_dtype, self._format_name)
-        if elements.size != size:
-            raise PackError(f"{self._format_name}.pack must return size(data) = {size} elements, got {elements.size}")
+        elements, rows, blob = self._packed(data)
         part = self._parts.get(shard) if type(shard) is int else None
         is_new = False
         if part is None:
             part, is_new = self._part_of(shard)
+        payload = part.payload
         limit = self._buffer_limit
         try:
-            if len(part.payload.buffer) >= limit or len(part.rows) * 8 >= limit:
+            if payload.pending + len(blob) > limit or len(part.rows) * 8 >= limit:
                 part.flush()
             _add_elements(part.elements, elements, limit)
-        except OSError:
-            self._forget(part, is_new)
+            rows += (part.count, payload.size)
+            part.rows.frombytes(rows.data.cast("B") if rows.size else b"")
+            payload.pending += payload.buffer.write(blob)
+            part.count += elements.size
+        except BaseException as error:
+            self._append_failed(part, is_new, error)
             raise
-        rows += np.array((part.count, part.payload.size), np.int64)
-        part.rows.frombytes(rows.tobytes())
-        part.payload.buffer += blob
-        part.count += size
+
+    def _packed(self, data: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], bytes | bytearray]:
+        """Elements, rows of the span table and payloads; the rows are counted from 0."""
+        name = self._format_name
+        if self._packs_spans:
+            return whole_spans(self._format.pack_spans(data), self._element_dtype, name)
+        size = as_int(self._format.size(data), f"{name}.size(data)")
+        if size < 0:
+            raise PackError(f"{name}.size(data) must not be negative, got {size}")
+        packed, rows, blob = paired_spans(self._format.pack(data), size, name)
+        elements = checked_elements(packed, self._element_dtype, name)
+        if elements.size != size:
+            raise PackError(f"{name}.pack must return size(data) = {size} elements, got {elements.size}")
+        return elements, rows, blob
 
 
 def _dtype_of(storage_format: Any) -> np.dtype[Any]:
@@ -186,145 +197,17 @@ def _dtype_of(storage_format: Any) -> np.dtype[Any]:
             "a stream format needs an attribute stream_dtype that is a numpy.dtype, "
             f"{type(storage_format).__name__} has {dtype!r}"
         )
-    return packed_little_endian(dtype)
-
-
-def _elements(packed: Any, dtype: np.dtype[Any], format_name: str) -> npt.NDArray[Any]:
-    """Check what ``pack`` gave, and return it C-contiguous in the dtype on disk."""
-    if type(packed) is not np.ndarray:
-        if not isinstance(packed, np.ndarray) or isinstance(packed, np.ma.MaskedArray):
-            raise PackError(
-                f"{format_name}.pack must give a 1-D NumPy array of {describe_dtype(dtype)}, got "
-                f"{type(packed).__name__}"
-            )
-        packed = np.asarray(packed)
-    if packed.ndim != 1:
-        raise PackError(f"{format_name}.pack must give a 1-D array, got shape {packed.shape}")
-    if packed.dtype != dtype:
-        try:
-            same_values = packed_little_endian(packed.dtype) == dtype
-        except ArgumentError:
-            same_values = False
-        if not same_values:
-            raise PackError(
-                f"{format_name}.pack must give elements of dtype {describe_dtype(dtype)}, got {packed.dtype}: "
-                "convert them there"
-            )
-        packed = packed.astype(dtype)
-    return packed if packed.flags.c_contiguous else np.ascontiguousarray(packed)
+    packed = packed_little_endian(dtype)
+    # The format's own object where it is as good: what ``pack`` gives is then known by identity.
+    return dtype if dtype == packed else packed
 
 
 def _add_elements(file: PartFile, elements: npt.NDArray[Any], limit: int) -> None:
-    raw = elements.view(np.uint8).data
-    if raw.nbytes >= limit:
-        file.write(raw)
+    size = elements.nbytes
+    if size >= limit:
+        file.write(elements.view(np.uint8).data)
     else:
-        if len(file.buffer) >= limit:
+        if file.pending + size > limit:
             file.flush()
-        file.buffer += raw
-
-
-def _plain_bytes(encoded: Any, format_name: str) -> UserBufferTypes:
-    """Check an encoded document or payload, and return it as bytes-like with ``len`` in bytes."""
-    if isinstance(encoded, (bytes, bytearray)):
-        return encoded
-    if isinstance(encoded, memoryview):
-        if encoded.c_contiguous and encoded.nbytes:
-            return encoded.cast("B")
-        return encoded.tobytes()
-    raise PackError(f"{format_name}.pack must give bytes, a bytearray or a memoryview, got {type(encoded).__name__}")
-
-
-class _Returning:
-    """Iterates over a generator and keeps what it returns."""
-
-    def __init__(self, generator: Generator[Any, None, Any]) -> None:
-        self._generator = generator
-        self.value: Any = None
-
-    def pairs(self) -> Generator[Any, None, None]:
-        self.value = yield from self._generator
-
-
-def _spans(
-    pairs: Generator[Any, None, Any], size: int, format_name: str
-) -> tuple[npt.NDArray[np.int64], bytearray, Any]:
-    """Find the spans in what ``pack`` yields.
-
-    Returns
-    -------
-    rows : int64[R, 2]
-        First element and payload offset of each span, from 0.
-    blob : bytearray
-        The payloads end to end.
-    packed
-        What ``pack`` returned.
-    """
-    if not hasattr(pairs, "__next__"):
-        raise PackError(f"{format_name}.pack must be a generator of (key, payload), got {type(pairs).__name__}")
-    rows: list[int] = []
-    blob = bytearray()
-    known = _Keys()
-    previous: Any = known
-    index = -1
-    returning = _Returning(pairs)
-    iterator = returning.pairs()
-    try:
-        for index, pair in islice(enumerate(iterator), size + 1):
-            try:
-                key, payload = pair
-            except (TypeError, ValueError):
-                raise PackError(
-                    f"{format_name}.pack must yield pairs (key, payload or None), got {pair!r:.80}"
-                ) from None
-            try:
-                if key is previous or key == previous:
-                    continue
-            except ValueError as error:
-                before = "" if previous is known else f" with the one before it, {previous!r:.80}"
-                raise PackError(
-                    f"{format_name}.pack yields key {key!r:.80} at element {index}, which cannot be compared{before}: "
-                    "use keys of one type, such as int or str"
-                ) from error
-            if index >= size:
-                break
-            if not known.add(key):
-                raise PackError(
-                    f"{format_name}.pack yields key {key!r:.80} again at element {index}, after another key: "
-                    "a span is one run of elements"
-                )
-            if payload is None:
-                raise PackError(
-                    f"{format_name}.pack yields no payload with the first element of the span of key {key!r:.80} "
-                    f"(element {index})"
-                )
-            rows.append(index)
-            rows.append(len(blob))
-            blob += payload if type(payload) is bytes else _plain_bytes(payload, format_name)
-            previous = key
-    finally:
-        iterator.close()
-    if index + 1 != size:
-        found = f"only {index + 1}" if index + 1 < size else "more"
-        raise PackError(f"{format_name}.pack must yield exactly size(data) = {size} pairs, got {found}")
-    return np.array(rows, np.int64).reshape(-1, 2), blob, returning.value
-
-
-class _Keys:
-    """The keys that one append has used; those that cannot be hashed are compared one by one."""
-
-    def __init__(self) -> None:
-        self._hashed: set[Any] = set()
-        self._others: list[Any] = []
-
-    def add(self, key: Any) -> bool:
-        """Add a key; False when it was there."""
-        try:
-            if key in self._hashed:
-                return False
-            self._hashed.add(key)
-        except TypeError:
-            if key in self._others:
-                return False
-            self._others.append(key)
-        return True
+        raw: Any = elements  # Any: NumPy does not tell type checkers that an array is a buffer.
+        file.pending += file.buffer.write(raw)
