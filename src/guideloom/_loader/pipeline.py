@@ -310,7 +310,7 @@ class ThreadFeed:
                 if parts is not None or alone:
                     self._head = number + 1
             if alone:
-                if self._can_share:
+                if self._can_share and sharing.costly:
                     ran_at, read_at = thread_time(), perf_counter()
                     parts = [self._read_whole(number)]
                     waited_s = (perf_counter() - read_at) - (thread_time() - ran_at)

@@ -42,6 +42,8 @@ class Sharing:
     ----------
     width : int
         How many of the threads may read at present; 0: one thread makes each batch alone. Changed by ``note`` only.
+    costly : bool
+        Whether the last batch took long enough for its waits to matter.
     """
 
     __slots__ = (
@@ -60,6 +62,7 @@ class Sharing:
         "_waited_s",
         "_waits",
         "_window",
+        "costly",
         "num_readers",
         "width",
     )
@@ -68,6 +71,7 @@ class Sharing:
         self.num_readers = num_readers
         self._processors = _usable_processors() if processors is None else processors
         self.width = 0
+        self.costly = False
         self._window = window
         self._levels = [0]
         while self._levels[-1] < num_readers:
@@ -104,6 +108,7 @@ class Sharing:
         waited_s : float
             How much of it the one thread that read alone did not run; not used of shared batches.
         """
+        self.costly = cost_s >= _WORTH_SHARING_S
         if shared is not (self.width > 0):
             return
         self._count += 1
