@@ -109,6 +109,13 @@ class Mover:
         self._non_blocking = device.type == "cuda"
 
     def __call__(self, batch: Any) -> Any:
+        if type(batch) is dict:
+            # By far the most common batch where nothing is to move.
+            for value in batch.values():
+                if type(value) is not torch.Tensor or value.device != self.device:
+                    break
+            else:
+                return batch
         return transform(batch, self._leaf)
 
     def _leaf(self, leaf: Any) -> Any:
