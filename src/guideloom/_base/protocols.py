@@ -162,6 +162,11 @@ class SpanStorageFormat(Protocol):
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.integer[Any]] | Sequence[int], Sequence[UserBufferTypes]]:
         """Encode one record.
 
+        Parameters
+        ----------
+        data
+            What was given to the writer's ``append``.
+
         Returns
         -------
         elements : ndarray of ``stream_dtype``, shape (L,)
