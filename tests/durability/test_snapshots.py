@@ -64,6 +64,28 @@ def test_a_listing_that_has_the_later_of_two_commits(with_manifest: bool, tmp_pa
     assert opened_while(tmp_path, True, meanwhile) == content([1, 3], [2, 4])
 
 
+@pytest.mark.parametrize("missing", ["0000000-0001.", "elements.bin"])
+def test_verify_meets_a_torn_listing(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("stream", tmp_path, {0: [1], 1: [2]})
+    write("stream", tmp_path, {0: [3], 1: [4]}, "append")
+    write("stream", tmp_path, {0: [5]}, "append")
+    real, torn = LocalFolder.listing, [True]
+
+    def listing(local: LocalFolder) -> dict[str, int]:
+        found = real(local)
+        if torn:
+            torn.clear()
+            return {
+                name: size for name, size in found.items() if missing not in name or name.endswith("0000.commit.json")
+            }
+        return found
+
+    # The first listing lacks what was there before it ended.
+    monkeypatch.setattr(LocalFolder, "listing", listing)
+    assert verify(tmp_path, jobs=1).findings == ()
+    assert not torn
+
+
 @pytest.mark.parametrize("moment", ["manifest", "last record"])
 def test_a_backend_that_asks_for_one_record_after_the_other(moment: str, tmp_path: Path) -> None:
     """Old shards are asked about before new ones: a commit to each in between must not show the second alone."""

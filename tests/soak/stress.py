@@ -1,4 +1,4 @@
-"""Eight processes at once: four write, each its own shards, in turns; four open, read and check, again and again.
+"""Nine processes at once: four write, each its own shards, in turns; four open and read, one verifies, over and over.
 
 Nothing stops or kills them: what they meet is up to the machine. Each writer appends to its first shard, then to its
 second, in sessions of their own. So whoever opens finds of each shard the first so many of its appends, each whole, and
@@ -78,6 +78,7 @@ def run_case(seed: int, scratch: Path) -> int:
     look(kind, folder)  # imports and compiles what the children then share
     writers = [_fork(_write, kind, folder, owner, num_appends, owner == 0) for owner in range(NUM_WRITERS)]
     readers = [_fork(_keep_looking, kind, folder, backend, scratch) for backend in BACKENDS]
+    readers.append(_fork(_keep_verifying, folder))
     try:
         ends = [_end(child) for child in writers]
     finally:
@@ -109,6 +110,14 @@ def _keep_looking(kind: str, folder: Path, backend: Any, scratch: Path) -> None:
         seen = appends
         num_looks += 1
     (scratch / f"{backend.__name__}.looks").write_text(str(num_looks))
+
+
+def _keep_verifying(folder: Path) -> None:
+    stopped: list[bool] = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    while not stopped:
+        errors = [finding for finding in verify(folder, jobs=1).findings if finding.severity == "error"]
+        assert not errors, errors
 
 
 def _fork(function: Any, *arguments: Any) -> int:

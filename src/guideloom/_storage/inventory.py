@@ -29,6 +29,8 @@ from guideloom._storage.names import (
 from guideloom._storage.published import is_published_name
 from guideloom._storage.record import CommitRecord, decode_record
 
+_MOST_LISTINGS = 16
+
 Numbers = tuple[int, int]
 """Shard and part."""
 
@@ -164,7 +166,8 @@ def take_inventory(directory: Path) -> Inventory:
         The folder cannot be listed.
     """
     local = LocalFolder(directory)
-    inventory = Inventory(directory, local.listing(), links=local.links)
+    listing = _settled_listing(local)
+    inventory = Inventory(directory, listing, links=local.links)
     for name, target in sorted(local.links.items()):
         inventory.add(
             "symlink",
@@ -187,6 +190,16 @@ def take_inventory(directory: Path) -> Inventory:
     _read_manifest(inventory)
     _check_holes(inventory)
     return inventory
+
+
+def _settled_listing(local: LocalFolder) -> dict[str, int]:
+    """Listing of a moment: one that was made while a writer committed may have a record, and not its data files."""
+    listing = local.listing()
+    for _ in range(_MOST_LISTINGS):
+        earlier, listing = listing, local.listing()
+        if all(name in earlier for name in listing if parse_record_name(name) is not None):
+            break
+    return listing
 
 
 def _read_records(inventory: Inventory) -> None:
