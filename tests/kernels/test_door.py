@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -182,6 +183,24 @@ def test_error_of_the_kernel_itself_reaches_the_caller() -> None:
 
     with pytest.raises(Exception, match="no_such_attribute"):
         wrong(np.int64(1))
+
+
+def test_ctrl_c_waits_for_the_end_of_a_compilation() -> None:
+    """The compiler calls back from C, where Python would swallow it."""
+
+    def build() -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+
+        def double(value: int) -> int:
+            return 2 * value
+
+        return double
+
+    kernel_of = kernel("int64(int64)", twin=lambda value: 2 * value, build=True)(build)
+    with pytest.raises(KeyboardInterrupt):
+        kernel_of(21)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert kernel_of.compiled is not None and kernel_of(21) == 42
 
 
 def test_built_kernel_needs_a_twin() -> None:
