@@ -1,13 +1,15 @@
 """Writing, from arrays and documents to committed shards.
 
 Ceiling: ``test_ceiling_of_a_plain_write``, the same bytes through a buffered file with one ``fsync`` a shard. What is
-counted: bytes on disk, and how often something is made durable: never more often for longer shards.
+counted: bytes on disk; calls that write, and bytes that are hashed; and how often something is made durable: never more
+often for longer shards.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import numpy as np
 import pytest
 
 from benchmarks.conftest import TOKEN, document_storage, span_storage, stream_storage
+from guideloom import StreamWithMetaStorage
+from guideloom._storage import partfile
 from guideloom.io import SeekIO
-from guideloom.testing import Span
+from guideloom.testing import IdSpanFormat, Span
 
 TOKENS = np.arange(1 << 20, dtype=np.int32)
 NUM_SHARDS = 4
@@ -75,6 +79,44 @@ def test_documents(benchmark: Any, folders: Any) -> None:
     assert data_bytes(benchmark(write)) == payloads + offsets
 
 
+SPAN_LENGTHS = [100] * 16
+
+
+class WholeSpans(IdSpanFormat):
+    """Gives its spans whole: no Python for an element."""
+
+    def pack_spans(self, data: Span) -> tuple[Any, list[int], list[bytes]]:
+        """Give the same elements as ``pack``, and the number of each span as its payload."""
+        elements = np.arange(data.start, data.start + self.size(data))
+        return elements, [length for _, length in data.spans], [b"%08d" % span for span, _ in data.spans]
+
+
+def test_ceiling_of_a_generator_of_pairs(benchmark: Any) -> None:
+    """What Python needs to yield one pair an element, as often as :func:`test_spans` does, without any writing."""
+    storage_format = IdSpanFormat(np.dtype("<i8"))
+
+    def exhaust() -> int:
+        for number in range(256):
+            deque(storage_format.pack(Span(number * 1600, list(enumerate(SPAN_LENGTHS, number * 16)))), 0)
+        return 256
+
+    assert benchmark(exhaust) == 256
+
+
+def test_whole_spans(benchmark: Any, folders: Any) -> None:
+    """The records of :func:`test_spans` through ``pack_spans``."""
+
+    def write() -> Path:
+        folder: Path = next(folders)
+        with StreamWithMetaStorage(folder, WholeSpans(np.dtype("<i8"))).sync_writer() as writer:
+            for number in range(256):
+                writer.append(0, Span(number * 1600, list(enumerate(SPAN_LENGTHS, number * 16))))
+        return folder
+
+    elements, payloads, rows = 256 * 1600 * 8, 256 * 16 * 8, (256 * 16 + 1) * 16
+    assert data_bytes(benchmark(write)) == elements + payloads + rows + 256 * 16 // 256 * 8
+
+
 def test_spans(benchmark: Any, folders: Any) -> None:
     """256 records of 16 spans of 100 elements: the user's generator is asked for every element."""
 
@@ -95,3 +137,49 @@ def test_what_is_made_durable_does_not_depend_on_the_length(tmp_path: Path, no_f
             writer.append(shard, {TOKEN.names[0]: TOKENS[:length]})  # type: ignore[index]
     # For each shard: its data, its record, the folder once or twice; and the folder's own entry.
     assert NUM_SHARDS <= len(no_fsync) <= 4 * NUM_SHARDS + 2
+
+
+class Counted:
+    """Counts calls that write data files, their bytes, and the bytes that are hashed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_writes = self.written = self.hashed = 0
+        pwrite, digest = os.pwrite, partfile.xxhash.xxh3_64_intdigest
+
+        def write(descriptor: int, data: Any, offset: int) -> int:
+            self.num_writes += 1
+            self.written += len(data)
+            return pwrite(descriptor, data, offset)
+
+        def hash_block(data: Any) -> int:
+            self.hashed += len(data)
+            return digest(data)
+
+        monkeypatch.setattr(os, "pwrite", write)
+        monkeypatch.setattr(partfile.xxhash, "xxh3_64_intdigest", hash_block)
+
+
+def test_small_documents_are_written_in_large_pieces(
+    tmp_path: Path, no_fsync: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 MiB as 8,192 documents: a call that writes for each MiB of payloads, whatever the number of documents."""
+    counted = Counted(monkeypatch)
+    with document_storage(tmp_path, SeekIO()).sync_writer() as writer:
+        for _ in range(8192):
+            writer.append(0, {"tokens": TOKENS[:256]})
+        # Each MiB of payloads, and the offsets with it (from 0); the last of them at the close.
+        assert counted.num_writes == 2 * 7
+        assert counted.written == 7 * 1024 * (1024 + 8) + 8
+
+
+def test_large_records_are_neither_copied_nor_cut(
+    tmp_path: Path, no_fsync: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call that writes each record, straight from the user's array; each byte hashed once, in whole blocks."""
+    counted = Counted(monkeypatch)
+    with stream_storage(tmp_path, SeekIO()).sync_writer() as writer:
+        for _ in range(3):
+            writer.append(0, {"tokens": TOKENS})
+        assert (counted.num_writes, counted.written) == (3, 3 * TOKENS.nbytes)
+        assert counted.hashed == counted.written
+        assert writer._parts[0].elements.buffer.getbuffer().nbytes == 0

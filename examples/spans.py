@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom import StreamDataset, StreamWithMetaStorage
-from guideloom.types import StorageBufferTypes, UserBufferTypes
+from guideloom.types import StorageBufferTypes
 
 Page = tuple[str, bytes]  # address and text
 
@@ -23,16 +23,11 @@ class PageFormat:
 
     stream_dtype: np.dtype[Any] = np.dtype("u1")
 
-    def size(self, data: list[Page]) -> int:
-        """Elements that ``pack`` will give."""
-        return sum(len(text) for _, text in data)
-
-    def pack(self, data: list[Page]) -> Generator[tuple[int, UserBufferTypes | None], None, npt.NDArray[np.uint8]]:
-        """Yield one pair an element; equal neighbouring keys are one span, whose first pair carries the payload."""
-        for number, (address, text) in enumerate(data):
-            for position in range(len(text)):
-                yield number, address.encode() if position == 0 else None
-        return np.frombuffer(b"".join(text for _, text in data), dtype=np.uint8)
+    def pack_spans(self, data: list[Page]) -> tuple[npt.NDArray[np.uint8], list[int], list[bytes]]:
+        """Give all tokens, the length of each span, and the payload of each span. A span has at least one token."""
+        pages = [(address, text) for address, text in data if text]
+        tokens = np.frombuffer(b"".join(text for _, text in pages), dtype=np.uint8)
+        return tokens, [len(text) for _, text in pages], [address.encode() for address, _ in pages]
 
     def unpack(
         self,

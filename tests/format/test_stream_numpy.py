@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from guideloom import StreamNumpyFormat
+from guideloom import DocumentNumpyFormat, StreamNumpyFormat
 from guideloom._base.errors import ArgumentError, PackError
 from guideloom.types import StreamStorageFormat
 
@@ -71,6 +72,31 @@ def test_a_single_field_of_the_stored_dtype_is_not_copied() -> None:
 def test_other_inputs_are_converted(tokens: Any) -> None:
     stream = StreamNumpyFormat(TOKENS).pack({"tokens": tokens})
     assert stream.dtype == TOKENS and stream["tokens"].tolist() == list(tokens)
+
+
+@given(
+    st.sampled_from(["<i4", ">i4", "<u4", "<i8", "<f4", "<U1", "<M8[s]"]),
+    st.sampled_from([(0,), (4,), (2, 3), ()]),
+    st.sampled_from([1, 2, -1]),
+    st.sampled_from(["tokens", "other"]),
+    st.sampled_from([TOKENS, np.dtype([("tokens", "<i4", (3,))]), np.dtype([("tokens", "<M8[s]")])]),
+    st.data(),
+)
+def test_what_need_not_be_checked_is_taken_as_what_is(
+    dtype: str, shape: tuple[int, ...], step: int, name: str, stored: np.dtype[Any], data: st.DataObject
+) -> None:
+    """The short way for a dict with one column that is stored as it is, against the long way for any mapping."""
+    values = data.draw(hnp.arrays(dtype, shape))
+    record = {name: values[::step] if shape else values}
+
+    def outcome(pack: Any, given: Any) -> Any:
+        try:
+            return pack(given).tobytes()
+        except PackError as error:
+            return str(error)
+
+    for fmt in (StreamNumpyFormat(stored), DocumentNumpyFormat({"tokens": stored[0]})):
+        assert outcome(fmt.pack, record) == outcome(fmt.pack, MappingProxyType(record))
 
 
 def test_read_only_input() -> None:
