@@ -51,6 +51,32 @@ def epoch(dataset: Any, collate: Any = None, workers: int = 0, prefetch: int = 0
         return sum(1 for _ in batches)
 
 
+def read_arrays(source: Any, order: Any, batch: int) -> int:
+    """Read all of ``order`` as arrays, planned as the loader does; returns the number of batches."""
+    num = 0
+    for first in range(0, order.size, 512):
+        prepared = source.prepare(order[first : first + 512])
+        for lo in range(0, 512, batch):
+            source.arrays(prepared, lo, lo + batch, np.empty)
+            num += 1
+    return num
+
+
+def steps(call: Callable[[], Any]) -> int:
+    """Functions that a call enters, Python's and those in C: nothing is done for a sample where more make no more."""
+    count = [0]
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        count[0] += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count[0]
+
+
 def stack(samples: list[Any]) -> Any:
     return {"tokens": torch.from_numpy(np.stack([sample["tokens"] for sample in samples]))}
 
@@ -181,14 +207,51 @@ def test_ceiling_of_stack(benchmark: Any) -> None:
 def test_documents(
     benchmark: Any, documents: Path, gathers: list[str], collate: Any, workers: int, prefetch: int
 ) -> None:
-    """Two gathers a batch (offsets, payloads). Ceiling: ``test_ceiling_of_unpack``, as the list needs ``unpack``."""
+    """One gather a batch (payloads), two more for all offsets. Ceiling: ``test_ceiling_of_unpack`` for the list."""
     dataset = DocumentDataset(document_storage(documents, MmapIO()))
     epoch(dataset)
     gathers.clear()
     num = benchmark(epoch, dataset, collate, workers, prefetch)
     assert num == 64
-    if benchmark.disabled and collate is None:
-        assert len(gathers) == 2 * num
+    if benchmark.disabled and workers == 0:
+        # The first batch's offsets, then those of the whole data set, which is small: they stay in memory.
+        assert len(gathers) == num + 2
+
+
+@pytest.mark.parametrize("batch", [32, 512])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_ragged_documents(benchmark: Any, documents: Path, name: str, batch: int) -> None:
+    """2,048 documents as values and offsets, without the loader. Ceiling: ``test_ceiling_of_ragged_memcpy``."""
+    with DocumentDataset(document_storage(documents, BACKENDS[name]())).sync_reader() as reader:
+        source = reader.batch_source()
+        order = np.random.default_rng(1).permutation(2048)
+        assert benchmark(read_arrays, source, order, batch) == 2048 // batch
+
+
+@pytest.mark.parametrize("batch", [32, 512])
+def test_ceiling_of_ragged_memcpy(benchmark: Any, documents: Path, batch: int) -> None:
+    """The bytes of the same documents, copied by one core out of a map into one buffer that is used again."""
+    import numba
+    from numba import types
+
+    memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
+
+    @numba.njit("void(int64, int64[::1], int64[::1], int64, int64)", nogil=True)
+    def copy(base: int, src: Any, nbytes: Any, out: int, batch: int) -> None:
+        at = 0
+        for i in range(src.size):
+            if i % batch == 0:
+                at = out
+            memcpy(at, base + src[i], nbytes[i])
+            at += nbytes[i]
+
+    nbytes = np.random.default_rng(0).integers(256, 1024, 2048) * 4
+    whole = np.ones(nbytes.sum(), np.uint8)
+    order = np.random.default_rng(1).permutation(2048)
+    src = (np.cumsum(nbytes) - nbytes)[order]
+    out = np.zeros(batch * 4096, np.uint8)
+    benchmark(copy, whole.ctypes.data, src, nbytes[order], out.ctypes.data, batch)
+    assert out.any()
 
 
 def test_ceiling_of_unpack(benchmark: Any) -> None:
@@ -261,3 +324,15 @@ def test_memory_is_bounded_by_the_batches_ahead(stream: Path, prefetch: int) -> 
         tracemalloc.stop()
     # Those ahead, one being made, one that the caller holds; and plans.
     assert peak <= (prefetch + 3) * BATCH * WINDOW_BYTES + 512_000
+
+
+@pytest.mark.parametrize("name", ["pread", "mmap"])
+def test_no_step_of_python_for_a_document(documents: Path, name: str) -> None:
+    with DocumentDataset(document_storage(documents, BACKENDS[name]())).sync_reader() as reader:
+        source = reader.batch_source()
+        prepared = source.prepare(np.arange(2048))
+        for hi in (2048, 32):  # opens the files; reads all offsets; looks the plan's documents up
+            source.arrays(prepared, 0, hi, np.empty)
+        few = steps(lambda: source.arrays(prepared, 64, 80, np.empty))
+        many = steps(lambda: source.arrays(prepared, 80, 2000, np.empty))
+    assert 0 < few == many

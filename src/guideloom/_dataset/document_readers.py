@@ -27,8 +27,8 @@ class _DocumentOpened(Opened[DocumentOperations]):
 
     def _read_many(self, indexes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Operation[list[Any]]:
         operations = self.operations
-        wanted = self._checked(indexes)
-        return (yield from operations.samples(wanted, 0, wanted.size))
+        plan = operations.prepare(self._checked(indexes))
+        return (yield from operations.samples(plan, 0, plan.num_documents))
 
     def _checked(self, indexes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
         total = self.catalog.total

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._base.errors import ArgumentError, NotOpenError
+from guideloom._base.errors import ArgumentError, GuideLoomError, NotOpenError
 from guideloom._base.protocols import (
     DatasetAbstract,
     DatasetAsyncReaderAbstract,
@@ -21,7 +21,10 @@ from guideloom._dataset.document_readers import DocumentSyncReader
 from guideloom._dataset.indexing import item_index, slice_indexes
 from guideloom._dataset.opened import open_snapshot
 from guideloom._dataset.source import BatchSource, Empty, ItemwiseSource
+from guideloom._read.documents import DocumentPlan
+from guideloom._read.files import BackendFileSet
 from guideloom._read.operations import run
+from guideloom._read.readahead import MAX_AHEAD_BYTES, MAX_AHEAD_RUNS
 from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]
@@ -148,12 +151,22 @@ class DocumentDatasetAsyncReader(DatasetAsyncReaderAbstract):
 
 
 class DocumentSource(BatchSource):
-    """Batched access to one of our own open document sets."""
+    """Batched access to one of our own open document sets.
+
+    The offsets of all documents of a plan, which holds those of many batches, are looked up in one gather. Only the
+    very first batch looks up its own, so that it does not wait for the others' on slow storage. A small data set's
+    offsets are kept in memory after some batches.
+    """
 
     def __init__(self, reader: DocumentSyncReader) -> None:
         self._reader = reader
         self._files = reader.files
         self._operations = reader.operations
+        # A user's reader is asked for one range after the other: there a batch must not wait for another's offsets.
+        self._looks_far = not isinstance(self._files, BackendFileSet)
+        self._started = False
+        # The plan that is being read, and up to which document its bytes were asked for ahead.
+        self._ahead: tuple[DocumentPlan | None, int] = (None, 0)
 
     @property
     def size(self) -> int:
@@ -164,21 +177,56 @@ class DocumentSource(BatchSource):
         return self._reader.identity
 
     @property
-    def snapshot(self) -> Catalog:
-        return self._reader.catalog
-
-    @property
     def has_arrays(self) -> bool:
         return self._operations.ragged_dtype is not None
 
-    def prepare(self, indexes: I64) -> I64:
+    def prepare(self, indexes: I64) -> DocumentPlan:
         return self._operations.prepare(indexes)
 
-    def samples(self, prepared: I64, lo: int, hi: int) -> list[Any]:
-        return run(self._operations.samples(prepared, lo, hi), self._files)
+    def samples(self, prepared: DocumentPlan, lo: int, hi: int) -> list[Any]:
+        asked = self._look_ahead(prepared, lo, hi, ragged=False)
+        return run(self._operations.samples(prepared, lo, hi, asked), self._files)
 
-    def arrays(self, prepared: I64, lo: int, hi: int, empty: Empty) -> Any:
-        return run(self._operations.arrays(prepared, lo, hi, empty), self._files)
+    def arrays(self, prepared: DocumentPlan, lo: int, hi: int, empty: Empty) -> Any:
+        asked = self._look_ahead(prepared, lo, hi, ragged=True)
+        return run(self._operations.arrays(prepared, lo, hi, empty, asked), self._files)
+
+    def _look_ahead(self, plan: DocumentPlan, lo: int, hi: int, ragged: bool) -> bool:
+        """Look up where all payloads of a plan lie, and ask for those that come next if reads wait for storage.
+
+        Returns whether those of ``[lo, hi)`` were asked for. Two threads at once may ask for some of them twice.
+        """
+        if plan.placement is None:
+            if self._started and self._looks_far and hi - lo < plan.num_documents:
+                self._look_up_all(plan, ragged)
+            self._started = True
+        placement = plan.placement
+        if placement is None or placement.ragged is not ragged or not self._files.readahead.cold:
+            return False
+        reading, asked = self._ahead
+        begin = max(lo, asked) if reading is plan else lo
+        # No further than there is room for; but what this batch needs, in any case.
+        room = int(placement.dst[hi]) + MAX_AHEAD_BYTES
+        far = int(np.searchsorted(placement.dst, room, side="right")) - 1
+        end = max(hi, min(plan.num_documents, hi + MAX_AHEAD_RUNS, far))
+        if end > begin:
+            self._ahead = (plan, end)
+            self._files.ahead(placement.file, placement.src, placement.nbytes, begin, end)
+        return True
+
+    def _look_up_all(self, plan: DocumentPlan, ragged: bool) -> None:
+        """Look up all documents of a plan, for the good of later batches.
+
+        What cannot be read belongs to the batch that needs it: that one looks it up again, and raises it. The lock is
+        then kept, so that the batches before it are not held up by more trials.
+        """
+        if not plan.looking_up.acquire(blocking=False):
+            return
+        try:
+            plan.placement = run(self._operations.look_up(plan, 0, plan.num_documents, ragged), self._files)
+        except (GuideLoomError, OSError):
+            return
+        plan.looking_up.release()
 
 
 def _not_open() -> NotOpenError:

@@ -1,6 +1,7 @@
 """Reading, written once: an operation is a generator that yields gathers and returns its result.
 
-The synchronous reader and the asyncio reader run the same operations; only who carries out the gathers differs.
+The synchronous reader and the asyncio reader run the same operations; only who carries out the gathers differs. What
+goes wrong in a gather is raised where the operation asked for it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ Operation: TypeAlias = Generator[Gather | Spread, None, ResultT]
 def run(operation: Operation[ResultT], files: FileSet) -> ResultT:
     """Run an operation; the gathers are carried out by this thread."""
     try:
+        request = next(operation)
         while True:
-            files.carry_out(next(operation))
+            try:
+                files.carry_out(request)
+            except Exception as error:  # noqa: BLE001  raised again where it was asked for
+                request = operation.throw(error)
+            else:
+                request = next(operation)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     finally:
@@ -49,8 +56,14 @@ class AsyncFiles(Protocol):
 async def run_async(operation: Operation[ResultT], files: AsyncFiles) -> ResultT:
     """Run an operation; the gathers are awaited."""
     try:
+        request = next(operation)
         while True:
-            await files.carry_out(next(operation))
+            try:
+                await files.carry_out(request)
+            except Exception as error:  # noqa: BLE001  raised again where it was asked for
+                request = operation.throw(error)
+            else:
+                request = next(operation)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     finally:
