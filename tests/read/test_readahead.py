@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guideloom import StreamDataset, StreamNumpyFormat, StreamStorage
+from guideloom import StatefulDataLoader, StreamDataset, StreamNumpyFormat, StreamStorage
 from guideloom._read.readahead import MAX_AHEAD_RUNS, WARM_GATHERS, Readahead
 from guideloom.io import MmapIO, PosixPreadIO, SeekIO
 
@@ -72,3 +72,32 @@ def test_windows_are_asked_for_once_and_some_way_ahead(tmp_path: Path, backend: 
     assert asked[0][0] == plan.bounds[8]
     assert [lo for lo, _ in asked[1:]] == [hi for _, hi in asked[:-1]]
     assert asked[-1][1] == plan.bounds[-1]
+
+
+@pytest.mark.parametrize("batch_size", [8, 300, 700])
+def test_asking_does_not_stop_where_a_plan_ends(tmp_path: Path, batch_size: int) -> None:
+    storage = StreamStorage(tmp_path, StreamNumpyFormat(np.dtype([("token", "<u2")])), PosixPreadIO())
+    with storage.sync_writer() as writer:
+        writer.append(0, {"token": np.arange(40_000) % 60_000})
+    loader = StatefulDataLoader.from_storage(
+        storage, None, sequence_length=10, local_batch_size=batch_size, shuffle=True, shuffle_seed=3, device="cpu"
+    )
+    asked: list[int] = []
+    read = 0
+    with loader:
+        files = loader._opened.source._files  # type: ignore[union-attr]
+
+        def spy(file: Any, src: Any, nbytes: Any, lo: int, hi: int) -> None:
+            asked.extend((src[lo:hi] // 20).tolist())
+
+        files._advise = spy
+        order: list[int] = []
+        for batch in loader:
+            order += (batch["token"][:, 0].long() // 10).tolist()
+            if read:
+                # Windows that come soon are known to the device, whichever plan they are in.
+                assert batch_size + len(asked) >= min(read + batch_size + MAX_AHEAD_RUNS, len(loader) * batch_size)
+            files.readahead.cold = True
+            read += batch_size
+    assert sorted(asked) == sorted(set(asked)), "nothing is asked for twice"
+    assert asked == order[batch_size:], "all behind the first batch is asked for, in the order in which it is read"

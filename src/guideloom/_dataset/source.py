@@ -65,6 +65,14 @@ class BatchSource(ABC):
     def samples(self, prepared: Any, lo: int, hi: int) -> list[Any]:
         """Read and unpack the samples of ``indexes[lo:hi]``, in that order."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether reads wait for storage at present, so that it pays to say with ``follow`` what comes."""
+        return False
+
+    def follow(self, prepared: Any, following: Any) -> None:  # noqa: B027
+        """Say what will be read after ``prepared``: its bytes may be asked for ahead."""
+
     def arrays(self, prepared: Any, lo: int, hi: int, empty: Empty) -> Any:
         """Read ``indexes[lo:hi]`` as an array, or a dict of arrays, each made by ``empty``.
 

@@ -228,8 +228,9 @@ class WindowSource(BatchSource):
         self._operations: Operations = reader.operations.with_dtype(dataset.dtype)
         self._size = size
         self._straight = self._operations.straight if isinstance(self._operations, StreamOperations) else None
-        # The plan that is being read, and up to which window its bytes were asked for ahead.
-        self._ahead: tuple[WindowPlan | None, int] = (None, 0)
+        # Plans, and up to which window the bytes of each were asked for ahead; the one asked for last comes first.
+        self._asked: tuple[tuple[WindowPlan, int], ...] = ()
+        self._following: tuple[WindowPlan, WindowPlan] | None = None
 
     @property
     def size(self) -> int:
@@ -254,6 +255,13 @@ class WindowSource(BatchSource):
     def prepare(self, indexes: I64) -> WindowPlan:
         return self._operations.prepare(indexes * self._dataset.sequence_length, self._dataset.window_length)
 
+    @property
+    def waits(self) -> bool:
+        return self._files.readahead.cold
+
+    def follow(self, prepared: WindowPlan, following: WindowPlan) -> None:
+        self._following = (prepared, following)
+
     def samples(self, prepared: WindowPlan, lo: int, hi: int) -> list[Any]:
         asked = self._files.readahead.cold and self._ask_ahead(prepared, lo, hi)
         return run(self._operations.samples(prepared, lo, hi, asked), self._files)
@@ -276,14 +284,19 @@ class WindowSource(BatchSource):
 
         Two threads at once may ask for some of them twice.
         """
-        reading, asked = self._ahead
-        begin = max(lo, asked) if reading is plan else lo
         windows = max(1, min(MAX_AHEAD_RUNS, MAX_AHEAD_BYTES // max(1, plan.window_bytes)))
-        end = min(plan.num_windows, hi + windows)
-        if end > begin:
-            self._ahead = (plan, end)
-            self._files.ahead(plan.file, plan.src, plan.nbytes, plan.bounds[begin], plan.bounds[end])
+        self._ask(plan, lo, min(plan.num_windows, hi + windows))
+        beyond = hi + windows - plan.num_windows
+        if beyond > 0 and self._following is not None and self._following[0] is plan:
+            following = self._following[1]
+            self._ask(following, 0, min(following.num_windows, beyond))
         return True
+
+    def _ask(self, plan: WindowPlan, begin: int, end: int) -> None:
+        begin = max([begin, *(asked for known, asked in self._asked if known is plan)])
+        if end > begin:
+            self._asked = ((plan, end), *(entry for entry in self._asked if entry[0] is not plan))[:2]
+            self._files.ahead(plan.file, plan.src, plan.nbytes, plan.bounds[begin], plan.bounds[end])
 
 
 def _not_open() -> NotOpenError:

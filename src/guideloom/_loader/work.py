@@ -70,6 +70,8 @@ class Schedule:
         prepared = self._chunks.get(chunk)
         if prepared is None:
             prepared = self._planned(chunk)
+        if place == self._per_chunk // 2 and self._source.waits and number + self._per_chunk < self._num_full:
+            self._source.follow(prepared, self._planned(chunk + 1))
         lo = place * self.batch_size
         return prepared, lo, lo + self.batch_size
 
