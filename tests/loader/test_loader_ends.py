@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from itertools import islice
 from typing import Any
 
@@ -231,3 +232,21 @@ def test_a_failing_function_of_the_module_in_threads() -> None:
         assert list(islice(iterator, 3)) == [[0, 1], [2, 3], [4, 5]]
         with pytest.raises(KeyError, match="seven"):
             next(iterator)
+
+
+@pytest.mark.parametrize("way", THREADED, ids=str)
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_an_iterator_held_goes_without_the_collector(way: dict[str, Any], whole: bool) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with make_items(20, **way) as loader:
+            iterator = iter(loader)
+            feed = weakref.ref(iterator._feed)
+            batches = list(iterator) if whole else [next(iterator)]
+            assert len(batches) == (20 if whole else 1)
+            iterator.close()
+            del iterator
+            assert feed() is None
+    finally:
+        gc.enable()

@@ -31,13 +31,13 @@ from guideloom._kernels.status import (
     I4_TO_I8,
     NOT_OPEN,
     SHORT,
+    STATUS_SIZE,
     U1_TO_I4,
     U1_TO_I8,
     U2_TO_I4,
     U2_TO_I8,
     U4_TO_I8,
     USAGE,
-    USAGE_WORDS,
     WAITED,
     WAITS,
 )
@@ -89,6 +89,8 @@ def _look_up_pages(address, nbytes):
 @njit(nogil=True)
 def _usage(status):
     """Return the blocks that this thread had read from devices, and how often it waited."""
+    if status.size < STATUS_SIZE:
+        raise ValueError("a kernel's status is too short")
     if PER_THREAD_USAGE:
         getrusage(np.int32(RUSAGE_THREAD), status.ctypes.data + 8 * USAGE)
     return status[USAGE + RU_INBLOCK], status[USAGE + RU_NVCSW]
@@ -206,7 +208,7 @@ def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
 
 
 def advise_files(fds, file, src, nbytes, lo, hi):
-    usage = np.zeros(USAGE + USAGE_WORDS, np.int64)
+    usage = np.zeros(STATUS_SIZE, np.int64)
     blocks, _ = _usage(usage)
     if not _are_runs(lo, hi, file, src, src, nbytes):
         return 0
@@ -218,7 +220,7 @@ def advise_files(fds, file, src, nbytes, lo, hi):
 
 
 def advise_maps(bases, sizes, file, src, nbytes, lo, hi):
-    usage = np.zeros(USAGE + USAGE_WORDS, np.int64)
+    usage = np.zeros(STATUS_SIZE, np.int64)
     blocks, _ = _usage(usage)
     if not _are_runs(lo, hi, file, src, src, nbytes):
         return 0

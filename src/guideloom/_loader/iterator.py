@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from time import monotonic
 from types import TracebackType
@@ -138,20 +139,25 @@ class Opened:
 
 
 class Feeds:
-    """Feeds whose threads may still run; the rest is forgotten."""
+    """Feeds whose threads may still run. Running threads keep their feed, so that it need not be kept here."""
 
     def __init__(self) -> None:
-        self._feeds: list[Feed] = []
+        self._feeds: list[weakref.ref[Feed]] = []
+
+    def _alive(self) -> list[Feed]:
+        return [feed for feed in (known() for known in self._feeds) if feed is not None]
 
     def append(self, feed: Feed) -> None:
         # One iterator is live at a time. Others were stopped, unless an interrupt came between a feed and its iterator.
-        for old in self._feeds:
+        alive = self._alive()
+        for old in alive:
             old.stop()
-        self._feeds = [old for old in self._feeds if not old.join(0)]
-        self._feeds.append(feed)
+        self._feeds = [weakref.ref(old) for old in alive if not old.join(0)]
+        self._feeds.append(weakref.ref(feed))
 
     def join(self, deadline: float) -> None:
-        for feed in self._feeds:
+        alive = self._alive()
+        for feed in alive:
             feed.stop()
-        for feed in self._feeds:
+        for feed in alive:
             feed.join(max(0.0, deadline - monotonic()))

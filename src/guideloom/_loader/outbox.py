@@ -46,6 +46,10 @@ PARKED = object()
 """Given by ``Outbox.take`` in place of a batch: the batch thread rests, the caller may make the next batch itself."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class Failure:
     """An error in the place of a batch."""
 
@@ -200,6 +204,12 @@ class Outbox:
         if self.starved and self.taken + self._asking + self._window - self.begun >= self._half:
             self.starved = False
             self._on_room()
+
+    def retire(self, abandoned: bool) -> None:
+        """Give up who makes batches, which has ended, and the batches that are ready if no one will take them."""
+        self._on_room = _nothing
+        if abandoned:
+            self._ready.clear()
 
     def stop(self) -> None:
         """Wake the caller; safe in a finaliser."""

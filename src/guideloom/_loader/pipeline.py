@@ -121,6 +121,7 @@ class ThreadFeed:
         self._readers = [Sleeper() for _ in range(num_workers)]
         self._idle: list[Sleeper] = []
         self._stopped = False
+        self._abandoned = False
         self._on_ended = on_ended
         self._forks = FORKS.count
         bodies: list[_Body] = [_Reading(self, sleeper) for sleeper in self._readers]
@@ -186,6 +187,7 @@ class ThreadFeed:
     def stop(self) -> None:
         """See :class:`Feed`."""
         # Takes no lock: a finaliser may run this in a thread that holds one.
+        self._abandoned = True
         self._stopped = True
         self._outbox.stop()
         self._batcher.wake()
@@ -381,9 +383,16 @@ class ThreadFeed:
             self._alive -= 1
             last = self._alive == 0
         if last:
+            # From here on nothing refers to this feed but its iterator: it goes with that, without the collector.
             self._slots.clear()
+            self._outbox.retire(self._abandoned)
             unregister(self)
-            self._on_ended()
+            on_ended, self._on_ended = self._on_ended, _nothing
+            on_ended()
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Body:
