@@ -259,8 +259,10 @@ def tables(rng: np.random.Generator) -> None:
     assert 0 <= row[0] < row[0] + size[0] <= num + 1
     block = guarded(table[row[0] : row[0] + size[0]], True)
     span_row, span_count, src, nbytes = put(0), put(0), put(0), put(0)
-    found = find_spans(block, put(0, size[0]), zero, begin, count, put(payload), span_row, span_count, src, nbytes)
-    if found == -1:
+    found = find_spans(
+        block, zero, put(size[0]), zero, begin, count, put(payload), span_row, span_count, src, nbytes, put(0, 0)
+    )
+    if found >= 0:
         assert 0 <= src[0] <= src[0] + nbytes[0] <= payload
         index = guarded(np.full((1, count[0]), -1, np.int32), True)
         spans = int(span_count[0])

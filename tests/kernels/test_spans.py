@@ -38,10 +38,12 @@ def test_spans_of_a_run(spans: list[tuple[int, int]], stride: int, data: st.Data
     assert len(table) == block_size[0]
     assert len(table) <= (owner[end - 1] // stride - owner[begin] // stride + 1) * stride + 1
     span_row, span_count, src, nbytes = np.zeros((4, 1), np.int64)
-    bounds = np.array([0, len(table)])
-    assert find_spans(table, bounds, one * 0, one * begin, one * (end - begin), one * rows[-1, 1],
-                      span_row, span_count, src, nbytes) == -1  # fmt: skip
+    dst = np.zeros(2, np.int64)
     touched = list(range(owner[begin], owner[end - 1] + 1))
+    found = find_spans(table, one * 0, one * len(table), one * 0, one * begin, one * (end - begin),
+                       one * rows[-1, 1], span_row, span_count, src, nbytes, dst)  # fmt: skip
+    assert found == len(touched)
+    assert dst.tolist() == [0, nbytes[0]]
     assert span_row[0] + block_row[0] == touched[0]
     assert span_count[0] == len(touched)
     assert src[0] == rows[touched[0], 1]
@@ -59,6 +61,39 @@ def test_spans_of_a_run(spans: list[tuple[int, int]], stride: int, data: st.Data
     assert span_bounds.tolist() == [0, len(touched)]
     assert np.diff(offsets).tolist() == [sizes[s] for s in touched]
     assert (shards == 9).all()
+
+
+@given(spans=spans, data=st.data())
+def test_runs_may_share_a_block(spans: list[tuple[int, int]], data: st.DataObject) -> None:
+    lengths, sizes = [n for n, _ in spans], [n for _, n in spans]
+    total = sum(lengths)
+    begins = data.draw(st.lists(st.integers(0, total - 1), max_size=5))
+    counts = [data.draw(st.integers(1, total - begin)) for begin in begins]
+    table = np.concatenate([np.full((9, 2), 10**9), table_of(lengths, sizes)])  # some other segment's rows before it
+    owner = np.repeat(np.arange(len(spans)), lengths)
+    zero = np.zeros(len(begins), np.int64)
+    span_row, span_count, src, nbytes = np.zeros((4, len(begins)), np.int64)
+    dst = np.zeros(len(begins) + 1, np.int64)
+    found = find_spans(
+        table, zero + 9, zero + len(table), zero, np.array(begins, np.int64), np.array(counts, np.int64),
+        np.array([sum(sizes)]), span_row, span_count, src, nbytes, dst,
+    )  # fmt: skip
+    touched = [sorted(set(owner[a : a + n].tolist())) for a, n in zip(begins, counts, strict=True)]
+    assert found == sum(map(len, touched))
+    assert span_row.tolist() == [9 + spans_of_run[0] for spans_of_run in touched]
+    assert span_count.tolist() == [len(spans_of_run) for spans_of_run in touched]
+    assert nbytes.tolist() == [sum(sizes[s] for s in spans_of_run) for spans_of_run in touched]
+    assert dst.tolist() == np.cumsum([0, *nbytes]).tolist()
+
+
+def test_the_first_run_that_cannot_be_is_named() -> None:
+    table = table_of([4, 4], [1, 1])
+    zero = np.zeros(3, np.int64)
+    found = find_spans(
+        table, zero, zero + 3, zero, np.array([0, 6, 7]), np.array([8, 3, 3]), np.array([2]),
+        zero.copy(), zero.copy(), zero.copy(), zero.copy(), np.zeros(4, np.int64),
+    )  # fmt: skip
+    assert found == -1 - 1
 
 
 def test_segment_without_samples_is_named() -> None:
@@ -82,9 +117,23 @@ def test_a_wrong_table_never_leads_outside(spans: list[tuple[int, int]], row: in
     rows[row % len(rows), column] += delta
     one = np.ones(1, np.int64)
     span_row, span_count, src, nbytes = np.zeros((4, 1), np.int64)
-    bad = find_spans(
-        rows, np.array([0, len(rows)]), one * 0, one * 0, one * total, one * size, span_row, span_count, src, nbytes
+    dst = np.zeros(2, np.int64)
+    found = find_spans(
+        rows,
+        one * 0,
+        one * len(rows),
+        one * 0,
+        one * 0,
+        one * total,
+        one * size,
+        span_row,
+        span_count,
+        src,
+        nbytes,
+        dst,
     )
-    if bad == -1:
+    if found < 0:
+        assert found == -1
+    else:
         assert 0 <= src[0] <= src[0] + nbytes[0] <= size
         assert 0 <= span_row[0] < span_row[0] + span_count[0] <= len(rows) - 1

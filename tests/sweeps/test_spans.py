@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guideloom import StreamWithMetaStorage
+from guideloom._read.spans import MAX_TABLE_BYTES
 from guideloom.testing import IdSpanFormat, Span, SpanIds, make_spans, naive_span_window
 from guideloom.testing.strategies import span_lengths, windows
 from tests.sweeps.support import BACKENDS, READ
@@ -59,8 +60,12 @@ def test_any_spans_any_window(data: st.DataObject) -> None:
                 check(found, spans, *request)
 
 
+@pytest.mark.parametrize("table_bytes", [0, MAX_TABLE_BYTES], ids=["samples", "tables in memory"])
 @pytest.mark.parametrize("backend", ["pread", "mmap", "user"])
-def test_many_spans_reach_past_every_sample_of_the_table(backend: str, tmp_path: Path) -> None:
+def test_many_spans_reach_past_every_sample_of_the_table(
+    backend: str, table_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("guideloom._read.spans.MAX_TABLE_BYTES", table_bytes)
     spans = [[1 + i % 3 for i in range(5_000)], [200, 1, 1]]
     storage = make_spans(tmp_path, spans, read_interface=BACKENDS[backend](), per_append=500)
     total = sum(map(sum, spans))

@@ -54,11 +54,13 @@ def find_blocks(
 
 
 @kernel(
-    "int64(int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])"  # noqa: E501
+    "int64(int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], "
+    "int64[::1], int64[::1], int64[::1], int64[::1])"
 )
 def find_spans(
     table: I64,
-    block_bounds: I64,
+    block_begin: I64,
+    block_end: I64,
     segment: I64,
     first: I64,
     count: I64,
@@ -67,17 +69,21 @@ def find_spans(
     span_count: I64,
     src: I64,
     nbytes: I64,
+    dst: I64,
 ) -> int:
     """Find each run's spans in its block, check them, and bound its payload.
 
-    ``table`` int64[Q, 2] holds the blocks one behind the other, ``block_bounds`` int64[R+1]. Fills ``span_row`` (row
-    of ``table``),
-    ``span_count``, and the payload's ``src``, ``nbytes`` in the segment's payload file (of ``payload_size[s]`` bytes).
-    Returns -1, or the first run whose rows cannot be right.
+    Run ``r`` has the block ``table[block_begin[r]:block_end[r]]`` (at least one row) of ``table`` int64[Q, 2]; runs may
+    share one. Fills ``span_row`` (row of ``table``), ``span_count``, and the payload's ``src``, ``nbytes`` in the
+    segment's payload file (of ``payload_size[s]`` bytes), all int64[R], and ``dst`` int64[R+1]: where each payload goes
+    in a buffer that holds them one behind the other.
+    Returns P, or ``-1 - r`` for the first run whose rows cannot be right.
     """
+    spans = 0
+    at = 0
     for r in range(segment.size):
-        begin = block_bounds[r]
-        end = block_bounds[r + 1]
+        begin = block_begin[r]
+        end = block_end[r]
         a = first[r]
         b = a + count[r]
         lo = begin
@@ -89,21 +95,25 @@ def find_spans(
             else:
                 hi = middle
         if table[lo, 0] > a:
-            return r
+            return -1 - r
         row = lo
         while True:
             if row + 1 >= end or table[row + 1, 0] <= table[row, 0] or table[row + 1, 1] < table[row, 1]:
-                return r
+                return -1 - r
             row += 1
             if table[row, 0] >= b:
                 break
         if table[lo, 1] < 0 or table[row, 1] > payload_size[segment[r]]:
-            return r
+            return -1 - r
         span_row[r] = lo
         span_count[r] = row - lo
         src[r] = table[lo, 1]
         nbytes[r] = table[row, 1] - table[lo, 1]
-    return -1
+        dst[r] = at
+        at += nbytes[r]
+        spans += span_count[r]
+    dst[segment.size] = at
+    return spans
 
 
 @kernel(

@@ -1,20 +1,22 @@
 """Reading windows with the payloads of the spans they touch.
 
-Three gathers a batch, whatever its size: elements, rows of the span table, payloads.
+Three gathers a batch, whatever its size: elements, rows of the span table (not where it is small, and so in memory),
+payloads.
 
 Letters: B windows, L elements a window, R runs, S segments, P spans of all windows.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._base.errors import CorruptDataError
+from guideloom._base.errors import CorruptDataError, GuideLoomError
 from guideloom._base.protocols import SpanStorageFormat, StreamWithMetaStorageFormat
 from guideloom._kernels.spans import fill_spans, find_blocks, find_spans
 from guideloom._plan.windows import WindowPlan, plan_windows
@@ -30,14 +32,19 @@ MAX_SAMPLES = 1 << 22
 
 ROW_BYTES = 16
 
+MAX_TABLE_BYTES = 4 << 20
+"""Most bytes of span tables kept in memory, of a data set that has no more of them (about 260,000 spans)."""
+
+PAGE_BYTES = 4096
+"""What looking up one run's rows may cost where nothing is cached."""
+
 
 @dataclass(slots=True)
 class SpanBatch:
-    """Windows and their spans.
+    """Spans of windows.
 
     Parameters
     ----------
-    rows : dtype[B, L]
     index : int32[B, L]
         For each element its span within the window.
     bounds : int64[B+1]
@@ -48,7 +55,6 @@ class SpanBatch:
     payload : uint8[M]
     """
 
-    rows: npt.NDArray[Any]
     index: npt.NDArray[np.int32]
     bounds: I64
     offsets: I64
@@ -76,6 +82,11 @@ class SpanOperations:
         )
         sizes = catalog.sizes if catalog.sizes.size else np.zeros(1, np.int64)
         self._payload_size = np.where(catalog.payload_file >= 0, sizes[catalog.payload_file], 0).astype(np.int64)
+        # All span tables one behind the other, once they are in memory; where each segment's begin.
+        self._whole: I64 | None = None
+        self._whole_at = np.cumsum(catalog.spans + 1) - (catalog.spans + 1)
+        self._lookups = 0
+        self._loading = threading.Lock()
         if not self._published:
             self._lay_out_samples()
 
@@ -120,36 +131,40 @@ class SpanOperations:
 
     # --- operations ---------------------------------------------------------------------------------
 
-    def read(self, plan: WindowPlan, lo: int, hi: int, asked: bool = False) -> Operation[SpanBatch]:
-        """Read the windows ``[lo, hi)`` of a plan with their spans."""
+    def _rows(self, plan: WindowPlan, lo: int, hi: int, asked: bool) -> Operation[npt.NDArray[Any]]:
         rows = np.empty((hi - lo, plan.length), self._row_dtype)
         yield from gather_windows(plan, lo, hi, rows, asked)
+        return rows
+
+    def _spans(
+        self, plan: WindowPlan, lo: int, hi: int, empty: Empty, rows: npt.NDArray[Any] | None = None
+    ) -> Operation[SpanBatch]:
+        """Read the spans of the windows ``[lo, hi)``; ``rows`` of the published layout hold a span number each."""
         begin, end = plan.bounds[lo], plan.bounds[hi]
         itemsize = self._row_dtype.itemsize
         segment = plan.segment[begin:end]
         first = plan.src[begin:end] // itemsize
         count = plan.nbytes[begin:end] // itemsize
-        if self._published:
-            table, bounds = yield from self._published_table(rows, segment, first, count)
-            rows = rows["element"]
+        if rows is None:
+            table, block, stop = yield from self._table(segment, first, count)
         else:
-            table, bounds = yield from self._table(segment, first, count)
+            table, block, stop = yield from self._published_table(rows, segment, first, count)
         num_runs = end - begin
         span_row, span_count, src, nbytes = np.empty((4, num_runs), np.int64)
-        bad = find_spans(table, bounds, segment, first, count, self._payload_size, span_row, span_count, src, nbytes)
-        if bad >= 0:
+        dst = np.empty(num_runs + 1, np.int64)
+        num_spans = find_spans(
+            table, block, stop, segment, first, count, self._payload_size, span_row, span_count, src, nbytes, dst
+        )
+        if num_spans < 0:
+            bad = -1 - num_spans
             self._refuse(int(segment[bad]), int(first[bad]))
-        num_spans = int(span_count.sum())
-        dst = np.zeros(num_runs + 1, np.int64)
-        np.cumsum(nbytes, out=dst[1:])
-        payload = np.empty(int(dst[-1]), np.uint8)
+        payload = empty((int(dst[-1]),), np.dtype(np.uint8))
         if payload.size:
             yield Gather(self.catalog.payload_file[segment], src, dst, nbytes, 0, num_runs, payload)
         batch = SpanBatch(
-            rows=rows,
-            index=np.empty(rows.shape, np.int32),
-            bounds=np.empty(hi - lo + 1, np.int64),
-            offsets=np.empty(num_spans + 1, np.int64),
+            index=empty((hi - lo, plan.length), np.dtype(np.int32)),
+            bounds=empty((hi - lo + 1,), np.dtype(np.int64)),
+            offsets=empty((num_spans + 1,), np.dtype(np.int64)),
             shard=np.empty(num_spans, np.int64),
             payload=payload,
         )
@@ -169,9 +184,16 @@ class SpanOperations:
         )
         return batch
 
-    def _table(self, segment: I64, first: I64, count: I64) -> Operation[tuple[I64, I64]]:
-        """Read the blocks of the span tables that hold the spans of each run."""
+    def _table(self, segment: I64, first: I64, count: I64) -> Operation[tuple[I64, I64, I64]]:
+        """Read rows of the span tables, and say which of them bound the spans of each run."""
+        if self._whole is None:
+            yield from self._load_whole()
+        whole = self._whole
+        if whole is not None:
+            block = self._whole_at[segment]
+            return whole, block, block + self.catalog.spans[segment] + 1
         num_runs = segment.size
+        self._lookups += num_runs
         block_row, block_size = np.empty((2, num_runs), np.int64)
         while True:
             missing = find_blocks(
@@ -202,11 +224,32 @@ class SpanOperations:
                 num_runs,
                 table.reshape(-1).view(np.uint8),
             )
-        return table, bounds
+        return table, bounds[:-1], bounds[1:]
+
+    def _load_whole(self) -> Operation[None]:
+        """Read all span tables into memory, so that none are read from then on.
+
+        Only where they are small, and after as many look-ups as they have pages. What cannot be read belongs to
+        whoever needs it: it is left alone then.
+        """
+        rows = self.catalog.spans + 1
+        size = int(rows.sum()) * ROW_BYTES
+        if size > MAX_TABLE_BYTES or self._lookups * PAGE_BYTES < size or not self._loading.acquire(blocking=False):
+            return
+        # Never released: there is one trial, by one thread.
+        holds = np.flatnonzero(self.catalog.spans)
+        whole = np.zeros((size // ROW_BYTES, 2), np.int64)
+        at, nbytes = self._whole_at[holds] * ROW_BYTES, rows[holds] * ROW_BYTES
+        out = whole.reshape(-1).view(np.uint8)
+        try:
+            yield Gather(self.catalog.table_file[holds], np.zeros(holds.size, np.int64), at, nbytes, 0, holds.size, out)
+        except (GuideLoomError, OSError):
+            return
+        self._whole = whole
 
     def _published_table(
         self, rows: npt.NDArray[Any], segment: I64, first: I64, count: I64
-    ) -> Operation[tuple[I64, I64]]:
+    ) -> Operation[tuple[I64, I64, I64]]:
         """Make the same rows out of the span numbers beside each element and the offsets of the published layout."""
         number = np.ascontiguousarray(rows["span"], np.int64).reshape(-1)
         at = np.zeros(count.size + 1, np.int64)
@@ -247,7 +290,7 @@ class SpanOperations:
                 offsets.view(np.uint8),
             )
         table[:, 1] = offsets
-        return table, bounds
+        return table, bounds[:-1], bounds[1:]
 
     def _refuse(self, segment: int, element: int) -> NoReturn:
         file = int((self.catalog.offsets_file if self._published else self.catalog.table_file)[segment])
@@ -260,41 +303,47 @@ class SpanOperations:
 
     def samples(self, plan: WindowPlan, lo: int, hi: int, asked: bool = False) -> Operation[list[Any]]:
         """Read and unpack the windows ``[lo, hi)`` of a plan."""
-        batch = yield from self.read(plan, lo, hi, asked)
-        rows = batch.rows if batch.rows.dtype == self.dtype else batch.rows.astype(self.dtype)
+        rows = yield from self._rows(plan, lo, hi, asked)
+        batch = yield from self._spans(plan, lo, hi, np.empty, rows if self._published else None)
+        if self._published:
+            rows = rows["element"]
+        if rows.dtype != self.dtype:
+            rows = rows.astype(self.dtype)
         unpack = self.format.unpack
         view = batch.payload.data
-        offsets = batch.offsets.tolist()
         bounds = batch.bounds.tolist()
-        payloads = [view[a:b] for a, b in pairwise(offsets)]
+        cuts = pairwise(batch.offsets.tolist())
+        # Payloads are cut out one window at a time: thousands of views alive at once are work for the collector.
         return [
-            unpack(row, batch.shard[a:b], index, payloads[a:b])
+            unpack(row, batch.shard[a:b], index, [view[begin:end] for begin, end in islice(cuts, b - a)])
             for row, index, a, b in zip(rows, batch.index, bounds, bounds[1:], strict=False)
         ]
 
     def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> Operation[Any]:
-        """Read the windows ``[lo, hi)`` of a plan as arrays.
+        """Read the windows ``[lo, hi)`` of a plan as arrays, each read or filled in place.
 
         A dict: the fields as in a plain stream (plain elements under ``"elements"``), ``"span_index"`` int32[n, L],
         ``"span_bounds"`` int64[n+1], ``"span_offsets"`` int64[P+1], ``"span_payload"`` uint8[M].
         """
-        batch = yield from self.read(plan, lo, hi, asked)
-        dtype = self._elements.array_dtype
-        names = dtype.names
-        columns: dict[str, npt.NDArray[Any]] = (
-            {"elements": batch.rows} if names is None else {n: batch.rows[n] for n in names}
+        rows = None
+        if self._published:
+            rows = yield from self._rows(plan, lo, hi, asked)
+            columns = self._columns(rows["element"], empty)
+        else:
+            columns = yield from self._elements.arrays(plan, lo, hi, empty, asked)
+        batch = yield from self._spans(plan, lo, hi, empty, rows)
+        result: dict[str, npt.NDArray[Any]] = columns if isinstance(columns, dict) else {"elements": columns}
+        result.update(
+            span_index=batch.index, span_bounds=batch.bounds, span_offsets=batch.offsets, span_payload=batch.payload
         )
-        result: dict[str, npt.NDArray[Any]] = {}
+        return result
+
+    def _columns(self, elements: npt.NDArray[Any], empty: Empty) -> dict[str, npt.NDArray[Any]]:
+        """Take elements [n, L] apart: one array a field."""
+        dtype = self._elements.array_dtype
+        columns = {"elements": elements} if dtype.names is None else {name: elements[name] for name in dtype.names}
+        result = {}
         for name, column in columns.items():
-            wanted = dtype if names is None else dtype[name].base
-            result[name] = empty(column.shape, wanted)
+            result[name] = empty(column.shape, dtype if dtype.names is None else dtype[name].base)
             np.copyto(result[name], column, casting="safe")
-        for name, values in (
-            ("span_index", batch.index),
-            ("span_bounds", batch.bounds),
-            ("span_offsets", batch.offsets),
-            ("span_payload", batch.payload),
-        ):
-            result[name] = empty(values.shape, values.dtype)
-            result[name][...] = values
         return result
