@@ -132,3 +132,21 @@ def test_training_goes_on_with_what_it_opened(kind: str, backend: str, options: 
         resumed = list(loader)
     begun = len(found) % (NUM_SAMPLES // 4)
     assert sorted(flat(found[-begun:] + resumed)) == list(range(NUM_SAMPLES))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_snapshot_is_opened_whatever_was_committed_since(kind: str, backend: str, tmp_path: Path) -> None:
+    """What each worker process does, in this one."""
+    dataset = dataset_of(kind, made(kind, tmp_path), BACKENDS[backend])
+    with dataset.sync_reader() as reader:
+        source = reader.batch_source()
+        expected = numbers(reader[:])
+        for step in range(3):
+            extend(kind, tmp_path, step)
+        late = dataset.sync_reader()
+        late.open_snapshot(source.snapshot)
+        found, identity = numbers(late[:]), late.batch_source().identity
+        late.close()
+        assert (found, identity) == (expected, source.identity)
+    with dataset.sync_reader() as reader:
+        assert numbers(reader[:]) != expected

@@ -177,6 +177,10 @@ class DocumentSource(BatchSource):
         return self._reader.identity
 
     @property
+    def snapshot(self) -> Catalog:
+        return self._operations.catalog
+
+    @property
     def has_arrays(self) -> bool:
         return self._operations.ragged_dtype is not None
 
