@@ -35,3 +35,10 @@ def test_no_plan_leads_outside(way: str, tmp_path: Path) -> None:
 def test_no_plan_leads_outside_an_array(way: str, tmp_path: Path) -> None:
     """The same with every index checked: what stays inside a page is found too."""
     run(way, 100, tmp_path, NUMBA_BOUNDSCHECK="1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["mapped", "read", "spread"])
+def test_the_numpy_twins_refuse_the_same_plans(way: str, tmp_path: Path) -> None:
+    """NumPy would count a negative file number from the end, and give an IndexError for one that is too large."""
+    run(way, 500, tmp_path, NUMBA_DISABLE_JIT="1")

@@ -1,8 +1,8 @@
 """Columns: take rows of packed records apart into one dense array a field, widening integers on the way.
 
 Letters: K fields, R runs, F files. ``code[k]`` says how field ``k`` is copied (``_kernels/status.py``),
-``offset[k]`` where it stands in a
-record, ``size[k]`` the bytes of one of its values in the column, ``out[k]`` the column's address.
+``offset[k]`` where it stands in a record, ``size[k]`` the bytes of one of its values in the column, ``out[k]`` the
+column's address.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._kernels.door import kernel
+from guideloom._kernels.gather import are_runs
 from guideloom._kernels.status import (
     BAD_RANGE,
     COPY_1,
@@ -85,18 +86,24 @@ def _spread_mapped_numpy(
     itemsize: int, code: I64, offset: I64, size: I64, out: I64, room: int, shift: int, status: I64,
 ) -> int:  # fmt: skip
     """Twin of :func:`spread_mapped`."""
+    if not are_runs(lo, hi, file, src, dst, nbytes):
+        status[0] = BAD_RANGE
+        return max(lo, 0)
     for r in range(lo, hi):
-        f, n = int(file[r]), int(nbytes[r])
+        f, s, n = int(file[r]), int(src[r]), int(nbytes[r])
         if n == 0:
             continue
+        if not 0 <= f < bases.size:
+            status[0] = BAD_RANGE
+            return r
         if bases[f] < 0:
             status[0] = NOT_OPEN
             return r
         first, count = (int(dst[r]) - shift) // itemsize, n // itemsize
-        if n < 0 or src[r] < 0 or src[r] + n > sizes[f] or first < 0 or first + count > room:
+        if n < 0 or s < 0 or s + n > sizes[f] or first < 0 or first + count > room:
             status[0] = BAD_RANGE
             return r
-        _spread(_view(int(bases[f] + src[r]), n), itemsize, code, offset, size, out + first * size)
+        _spread(_view(int(bases[f]) + s, n), itemsize, code, offset, size, out + first * size)
     return DONE
 
 
@@ -110,8 +117,7 @@ def spread_mapped() -> Any:
     """Gather records out of mapped files straight into columns: each byte is touched once.
 
     The arguments of ``gather_mapped`` up to ``hi``; then ``itemsize, code, offset, size, out int64[K], room, shift,
-    status``:
-    every column has room for ``room`` values, ``shift`` is in bytes of records.
+    status``: every column has room for ``room`` values, ``shift`` is in bytes of records.
     """
     from guideloom._kernels import native
 

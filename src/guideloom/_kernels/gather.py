@@ -1,15 +1,16 @@
 """Gather: many byte ranges of files into one buffer, in one call without the GIL.
 
 Letters: R runs, F files. Run ``r`` is the byte range ``[src[r], src[r] + nbytes[r])`` of ``file[r]``; it goes to
-``out[dst[r] - shift:]``; a run of no bytes needs no file. A kernel works on runs
-``[lo, hi)``, says in ``status`` what it read from devices, and stops at the first
-that it cannot do.
+``out[dst[r] - shift:]``; a run of no bytes needs no file. A kernel works on runs ``[lo, hi)``, says in ``status`` what
+it read from devices, and stops at the first that it cannot do. What lies outside (of the files, the buffer, or the
+plan's own arrays) is BAD_RANGE, and nothing is touched for it.
 
 The compiled sources are in ``_kernels/native.py``; here are their contracts and their twins.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -21,6 +22,11 @@ from guideloom._kernels.status import BAD_RANGE, DONE, FAILED, NOT_OPEN, SHORT
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+
+
+def are_runs(lo: int, hi: int, *columns: I64) -> bool:
+    """Whether the runs [lo, hi) are in every column of a plan."""
+    return 0 <= lo <= hi <= min(column.size for column in columns)
 
 
 def _gather_mapped_numpy(
@@ -39,17 +45,23 @@ def _gather_mapped_numpy(
     """Twin of :func:`gather_mapped`, over ctypes."""
     import ctypes
 
+    if not are_runs(lo, hi, file, src, dst, nbytes):
+        status[0] = BAD_RANGE
+        return max(lo, 0)
     for r in range(lo, hi):
-        f, n, d = int(file[r]), int(nbytes[r]), int(dst[r]) - shift
+        f, s, n, d = int(file[r]), int(src[r]), int(nbytes[r]), int(dst[r]) - shift
         if n == 0:
             continue
+        if not 0 <= f < bases.size:
+            status[0] = BAD_RANGE
+            return r
         if bases[f] < 0:
             status[0] = NOT_OPEN
             return r
-        if n < 0 or src[r] < 0 or src[r] + n > sizes[f] or d < 0 or d + n > out.size:
+        if n < 0 or s < 0 or s + n > sizes[f] or d < 0 or d + n > out.size:
             status[0] = BAD_RANGE
             return r
-        ctypes.memmove(out.ctypes.data + d, int(bases[f]) + int(src[r]), n)
+        ctypes.memmove(out.ctypes.data + d, int(bases[f]) + s, n)
     return DONE
 
 
@@ -62,9 +74,8 @@ def gather_mapped() -> Any:
     """Copy runs out of mapped files.
 
     ``(bases int64[F], sizes int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift,
-    status int64[STATUS_SIZE])``;
-    ``bases[f]`` is the address of file ``f``'s map, -1 when it is not mapped. Every range is checked before it is
-    touched.
+    status int64[STATUS_SIZE])``; ``bases[f]`` is the address of file ``f``'s map, -1 when it is not mapped.
+    Every range is checked before it is touched.
     """
     from guideloom._kernels import native
 
@@ -76,20 +87,26 @@ def _gather_pread_numpy(
 ) -> int:
     """Twin of :func:`gather_pread`, over ``os.preadv``."""
     view = out.data
+    if not are_runs(lo, hi, file, src, dst, nbytes):
+        status[0] = BAD_RANGE
+        return max(lo, 0)
     for r in range(lo, hi):
-        f, n, d = int(file[r]), int(nbytes[r]), int(dst[r]) - shift
+        f, s, n, d = int(file[r]), int(src[r]), int(nbytes[r]), int(dst[r]) - shift
         if n == 0:
             continue
+        if not 0 <= f < fds.size:
+            status[0] = BAD_RANGE
+            return r
         if fds[f] < 0:
             status[0] = NOT_OPEN
             return r
-        if n < 0 or src[r] < 0 or d < 0 or d + n > out.size:
+        if n < 0 or s < 0 or d < 0 or d + n > out.size:
             status[0] = BAD_RANGE
             return r
         done = 0
         while done < n:
             try:
-                got = os.preadv(int(fds[f]), [view[d + done : d + n]], int(src[r]) + done)
+                got = os.preadv(int(fds[f]), [view[d + done : d + n]], s + done)
             except OSError as error:
                 status[0], status[1], status[2] = FAILED, error.errno or 0, done
                 return r
@@ -108,12 +125,9 @@ def _gather_pread_numpy(
 def gather_pread() -> Any:
     """Read runs with ``pread``.
 
-    ``(fds int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift,
-    status int64[STATUS_SIZE])``; ``fds[f]`` is
-    -1 when
-    file ``f`` is not open. Short reads go on where they stopped, EINTR is tried again. On failure ``status[1]`` is
-    errno
-    and ``status[2]`` the bytes of the run that were read.
+    ``(fds int64[F], file, src, dst, nbytes int64[R], lo, hi, out uint8[M], shift, status int64[STATUS_SIZE])``;
+    ``fds[f]`` is -1 when file ``f`` is not open. Short reads go on where they stopped, EINTR is tried again. On failure
+    ``status[1]`` is errno and ``status[2]`` the bytes of the run that were read.
     """
     from guideloom._kernels import native
 
@@ -122,9 +136,13 @@ def gather_pread() -> Any:
 
 def _advise_files_numpy(fds: I64, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> int:
     """Twin of :func:`advise_files`."""
+    if not are_runs(lo, hi, file, src, nbytes):
+        return 0
     for r in range(lo, hi):
-        if nbytes[r] > 0 and fds[file[r]] >= 0:
-            os.posix_fadvise(int(fds[file[r]]), int(src[r]), int(nbytes[r]), os.POSIX_FADV_WILLNEED)
+        f = int(file[r])
+        if nbytes[r] > 0 and 0 <= f < fds.size and fds[f] >= 0:
+            with contextlib.suppress(OSError):  # the kernel's advice is no error either
+                os.posix_fadvise(int(fds[f]), int(src[r]), int(nbytes[r]), os.POSIX_FADV_WILLNEED)
     return 0
 
 
