@@ -41,9 +41,11 @@ class Placement:
     first : int
     ragged : bool
         Whether payloads touch, as flat values do; else each starts at a multiple of ``PAYLOAD_ALIGNMENT``.
-    file, src, nbytes : int64[n]
+    file, src, nbytes, shard : int64[n]
     dst : int64[n+1]
         The last is the end.
+    bounds : int64[2, n]
+        Begin and end of each payload where it goes.
     """
 
     first: int
@@ -51,7 +53,9 @@ class Placement:
     file: I64
     src: I64
     nbytes: I64
+    shard: I64
     dst: I64
+    bounds: I64
 
 
 @dataclass(slots=True)
@@ -139,7 +143,9 @@ class DocumentOperations:
             self._refuse(int(segment[bad]), int(plan.local[lo + bad]), pairs[bad])
         if ragged and self.ragged_dtype is not None:
             self._require_whole_values(plan, lo, nbytes, self.ragged_dtype.itemsize)
-        return Placement(lo, ragged, self.catalog.payload_file[segment], src, nbytes, dst)
+        bounds = np.stack((dst[:-1], dst[:-1] + nbytes))
+        file, shard = self.catalog.payload_file[segment], self.catalog.shard[segment]
+        return Placement(lo, ragged, file, src, nbytes, shard, dst, bounds)
 
     def _load_table(self) -> Operation[None]:
         """Read the offsets of all documents into memory, so that none are read from then on.
@@ -206,14 +212,12 @@ class DocumentOperations:
         buffer = np.empty(int(at.dst[end]) - shift, np.uint8)
         if buffer.size:
             yield Gather(at.file, at.src, at.dst, at.nbytes, begin, end, buffer, shift, asked)
-        begins = at.dst[begin:end] - shift
-        ends = begins + at.nbytes[begin:end]
-        shards = self.catalog.shard[plan.segment[lo:hi]]
+        begins, ends = (at.bounds[:, begin:end] - shift).tolist()
         view = buffer.data
         unpack = self.format.unpack
         return [
             unpack(view[first:last], shard)
-            for first, last, shard in zip(begins.tolist(), ends.tolist(), shards.tolist(), strict=True)
+            for first, last, shard in zip(begins, ends, at.shard[begin:end].tolist(), strict=True)
         ]
 
     def arrays(self, plan: DocumentPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> Operation[Any]:
