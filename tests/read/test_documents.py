@@ -128,13 +128,13 @@ def test_offsets_of_a_large_data_set_are_not_kept(tmp_path: Path, monkeypatch: p
     with storage.sync_reader() as reader:
         for _ in range(3):
             reader.read_many(range(80))
-        assert reader.operations._table is None
+        assert reader.opened[0]._table is None
     monkeypatch.setattr(module, "MAX_TABLE_BYTES", 81 * 8)
     with storage.sync_reader() as reader:
         reader.read(0)
-        assert reader.operations._table is None
+        assert reader.opened[0]._table is None
         reader.read(1)
-        assert reader.operations._table is not None
+        assert reader.opened[0]._table is not None
 
 
 def test_asyncio_readers_keep_offsets_too(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_asyncio_readers_keep_offsets_too(tmp_path: Path) -> None:
         async with storage.async_reader() as reader:
             await reader.read(0)
             found = [row["tokens"].tolist() for row in await reader.read_many([3, 2, 1, 0])]
-            assert reader.operations._table is not None
+            assert reader.opened[0]._table is not None
             return found
 
     assert asyncio.run(read()) == expected(lengths)[::-1]
@@ -239,7 +239,7 @@ def test_documents_are_asked_for_once_and_some_way_ahead(tmp_path: Path, backend
 def test_what_goes_wrong_is_raised_where_it_was_asked_for(tmp_path: Path) -> None:
     storage = written(tmp_path, [[1]], PosixPreadIO())
     with storage.sync_reader() as reader:
-        request = next(reader.operations.look_up(reader.operations.prepare(np.zeros(1, np.int64)), 0, 1, False))
+        request = next(reader.opened[0].look_up(reader.opened[0].prepare(np.zeros(1, np.int64)), 0, 1, False))
         request.src += 1 << 40
 
         def operation() -> Any:
@@ -250,7 +250,7 @@ def test_what_goes_wrong_is_raised_where_it_was_asked_for(tmp_path: Path) -> Non
                 yield request
             return request.out.view(np.int64).tolist()
 
-        assert run(operation(), reader.files) == [0, 4]
+        assert run(operation(), reader.opened[1]) == [0, 4]
 
 
 def spy(source: Any) -> list[int]:

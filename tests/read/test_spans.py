@@ -109,7 +109,7 @@ def test_large_tables_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for limit, kept in ((41 * 16 - 1, False), (41 * 16, True)):
         monkeypatch.setattr(module, "MAX_TABLE_BYTES", limit)
         with storage.sync_reader() as reader:
-            operations: Any = reader.operations
+            operations: Any = reader.opened[0]
             reader.read(0, 5)
             assert operations._whole is None
             for _ in range(3):
@@ -120,7 +120,7 @@ def test_large_tables_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_tables_are_loaded_after_as_many_look_ups_as_they_have_pages(tmp_path: Path) -> None:
     storage = make_spans(tmp_path, [[1] * 1000], read_interface=PosixPreadIO(), per_append=500)
     with storage.sync_reader() as reader:
-        operations: Any = reader.operations
+        operations: Any = reader.opened[0]
         for _ in range(4):  # 16,016 bytes: 4 pages
             assert operations._whole is None
             reader.read(7, 5)
@@ -136,7 +136,7 @@ def test_asyncio_readers_keep_tables_too(tmp_path: Path) -> None:
         async with storage.async_reader() as reader:
             first = await reader.read(1, 7)
             again = await reader.read(1, 7)
-            assert reader.operations._whole is not None
+            assert reader.opened[0]._whole is not None
             assert first == again
             return again
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,23 +15,24 @@ from guideloom._base.protocols import (
     DocumentStorageSyncReaderAbstract,
 )
 from guideloom._dataset.indexing import integer
-from guideloom._dataset.opened import AsyncOpened, Opened, SyncOpened
+from guideloom._dataset.opened import AsyncOpened, FilesT, Opened, SyncOpened
 from guideloom._read.documents import DocumentOperations
-from guideloom._read.operations import Operation, run, run_async
+from guideloom._read.fileset import FileSet
+from guideloom._read.operations import AsyncFiles, Operation, run, run_async
 from guideloom._storage.catalog import Catalog
 
+Indexes: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 
-class _DocumentOpened(Opened[DocumentOperations]):
+
+class _DocumentOpened(Opened[DocumentOperations, FilesT]):
     def _operations_on(self, catalog: Catalog) -> DocumentOperations:
         return DocumentOperations(catalog, cast(DocumentStorageFormat, self._format))
 
-    def _read_many(self, indexes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Operation[list[Any]]:
-        operations = self.operations
-        plan = operations.prepare(self._checked(indexes))
+    def _read_many(self, operations: DocumentOperations, indexes: Indexes) -> Operation[list[Any]]:
+        plan = operations.prepare(self._checked(indexes, operations.catalog.total))
         return (yield from operations.samples(plan, 0, plan.num_documents))
 
-    def _checked(self, indexes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-        total = self.catalog.total
+    def _checked(self, indexes: Indexes, total: int) -> npt.NDArray[np.int64]:
         if isinstance(indexes, np.ndarray):
             if indexes.ndim != 1 or (indexes.size and indexes.dtype.kind not in "iu"):
                 raise ArgumentError(
@@ -50,28 +51,32 @@ class _DocumentOpened(Opened[DocumentOperations]):
         return np.array(numbers, np.int64)
 
 
-class DocumentSyncReader(_DocumentOpened, SyncOpened[DocumentOperations], DocumentStorageSyncReaderAbstract):
+class DocumentSyncReader(_DocumentOpened[FileSet], SyncOpened[DocumentOperations], DocumentStorageSyncReaderAbstract):
     """Reads documents; any number of threads may read at once."""
 
     def read(self, global_index: int) -> Any:
         """Read one document; ``IndexError`` out of range."""
         return self.read_many([global_index])[0]
 
-    def read_many(self, indexes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> list[Any]:
+    def read_many(self, indexes: Indexes) -> list[Any]:
         """Read documents in request order, in two gathers whatever their number.
 
         Any order, repeats allowed, empty allowed; ``IndexError`` out of range.
         """
-        return run(self._read_many(indexes), self.files)
+        operations, files = self.opened
+        return run(self._read_many(operations, indexes), files)
 
 
-class DocumentAsyncReader(_DocumentOpened, AsyncOpened[DocumentOperations], DocumentStorageAsyncReaderAbstract):
+class DocumentAsyncReader(
+    _DocumentOpened[AsyncFiles], AsyncOpened[DocumentOperations], DocumentStorageAsyncReaderAbstract
+):
     """Reads documents with asyncio; any number of tasks may read at once."""
 
     async def read(self, global_index: int) -> Any:
         """Read one document; ``IndexError`` out of range."""
         return (await self.read_many([global_index]))[0]
 
-    async def read_many(self, indexes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> list[Any]:
+    async def read_many(self, indexes: Indexes) -> list[Any]:
         """Read documents in request order; see :meth:`DocumentSyncReader.read_many`."""
-        return await run_async(self._read_many(indexes), self.files)
+        operations, files = self.opened
+        return await run_async(self._read_many(operations, indexes), files)

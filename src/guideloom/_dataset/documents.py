@@ -19,8 +19,8 @@ from guideloom._base.protocols import (
 )
 from guideloom._dataset.document_readers import DocumentSyncReader
 from guideloom._dataset.indexing import item_index, slice_indexes
-from guideloom._dataset.opened import open_snapshot
 from guideloom._dataset.source import BatchSource, Empty, ItemwiseSource
+from guideloom._dataset.views import AsyncView, SyncView
 from guideloom._read.documents import DocumentPlan
 from guideloom._read.files import BackendFileSet
 from guideloom._read.operations import run
@@ -60,94 +60,51 @@ class DocumentDataset(DatasetAbstract):
         return f"DocumentDataset({self.storage!r})"
 
 
-class DocumentDatasetSyncReader(DatasetSyncReaderAbstract):
+class DocumentDatasetSyncReader(SyncView[DocumentStorageSyncReaderAbstract], DatasetSyncReaderAbstract):
     """Documents of an open data set; any number of threads may read at once."""
 
     def __init__(self, dataset: DocumentDataset) -> None:
+        super().__init__(dataset.storage.sync_reader)
         self._dataset = dataset
-        self._reader: DocumentStorageSyncReaderAbstract | None = None
 
-    def open(self) -> None:
-        """Open the storage."""
-        reader = self._dataset.storage.sync_reader()
-        reader.open()
-        self._reader = reader
-
-    def open_snapshot(self, snapshot: Catalog) -> None:
-        """Open what another reader of this data set has open, see :attr:`BatchSource.snapshot`."""
-        reader = self._dataset.storage.sync_reader()
-        open_snapshot(reader, snapshot)
-        self._reader = reader
-
-    def close(self) -> None:
-        """Close the storage; safe to call again."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    @property
-    def _opened(self) -> DocumentStorageSyncReaderAbstract:
-        if self._reader is None:
-            raise _not_open()
-        return self._reader
-
-    def batch_source(self) -> BatchSource:
-        """Return batched access, for the loader."""
-        reader = self._opened
-        if isinstance(reader, DocumentSyncReader):
-            return DocumentSource(reader)
-        return ItemwiseSource(self)
+    def _source_on(self, reader: DocumentStorageSyncReaderAbstract) -> BatchSource:
+        return DocumentSource(reader) if isinstance(reader, DocumentSyncReader) else ItemwiseSource(self)
 
     def __len__(self) -> int:
-        return self._opened.total_length
+        return self._require_open()[0].total_length
 
     def __getitem__(self, index: int | slice, /) -> Any:
-        size = len(self)
+        reader, _ = self._require_open()
+        size = reader.total_length
         if isinstance(index, slice):
-            return list(self._opened.read_many(slice_indexes(index, size)))
-        return self._opened.read(item_index(index, size, "document"))
+            return list(reader.read_many(slice_indexes(index, size)))
+        return reader.read(item_index(index, size, "document"))
 
     def __repr__(self) -> str:
-        state = "closed" if self._reader is None else f"{len(self)} documents"
+        opened = self._opened
+        state = "closed" if opened is None else f"{opened[0].total_length} documents"
         return f"DocumentDatasetSyncReader({self._dataset!r}, {state})"
 
 
-class DocumentDatasetAsyncReader(DatasetAsyncReaderAbstract):
+class DocumentDatasetAsyncReader(AsyncView[DocumentStorageAsyncReaderAbstract], DatasetAsyncReaderAbstract):
     """Documents of an open data set, for asyncio."""
 
     def __init__(self, dataset: DocumentDataset) -> None:
-        self._dataset = dataset
-        self._reader: DocumentStorageAsyncReaderAbstract | None = None
-
-    async def open(self) -> None:
-        """Open the storage."""
-        reader = self._dataset.storage.async_reader()
-        await reader.open()
-        self._reader = reader
-
-    async def close(self) -> None:
-        """Close the storage; safe to call again."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            await reader.close()
-
-    @property
-    def _opened(self) -> DocumentStorageAsyncReaderAbstract:
-        if self._reader is None:
-            raise _not_open()
-        return self._reader
+        super().__init__(dataset.storage.async_reader)
 
     def __len__(self) -> int:
-        return self._opened.total_length
+        return self._require_open().total_length
 
     def __getitem__(self, index: int | slice, /) -> Awaitable[Any]:
-        size = len(self)
+        reader = self._require_open()
+        size = reader.total_length
         if isinstance(index, slice):
-            return self._items(slice_indexes(index, size))
-        return self._opened.read(item_index(index, size, "document"))
+            return _items(reader, slice_indexes(index, size))
+        return reader.read(item_index(index, size, "document"))
 
-    async def _items(self, indexes: I64) -> Sequence[Any]:
-        return list(await self._opened.read_many(indexes))
+
+async def _items(reader: DocumentStorageAsyncReaderAbstract, indexes: I64) -> Sequence[Any]:
+    return list(await reader.read_many(indexes))
 
 
 class DocumentSource(BatchSource):
@@ -160,8 +117,7 @@ class DocumentSource(BatchSource):
 
     def __init__(self, reader: DocumentSyncReader) -> None:
         self._reader = reader
-        self._files = reader.files
-        self._operations = reader.operations
+        self._operations, self._files = reader.opened
         # A user's reader is asked for one range after the other: there a batch must not wait for another's offsets.
         self._looks_far = not isinstance(self._files, BackendFileSet)
         self._started = False
@@ -231,7 +187,3 @@ class DocumentSource(BatchSource):
         except (GuideLoomError, OSError):
             return
         plan.looking_up.release()
-
-
-def _not_open() -> NotOpenError:
-    return NotOpenError("this data set's reader is not open: call open() first, or use `with`")

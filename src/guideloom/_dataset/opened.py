@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import PurePath
 from typing import Any, Generic, TypeVar
 
@@ -19,9 +20,10 @@ from guideloom._storage.identity import identify_published
 from guideloom._storage.local import drive
 
 OperationsT = TypeVar("OperationsT", StreamOperations | SpanOperations, DocumentOperations)
+FilesT = TypeVar("FilesT", FileSet, AsyncFiles)
 
 
-class Opened(Generic[OperationsT]):
+class Opened(ABC, Generic[OperationsT, FilesT]):
     """A reader of a data set, open or not: its counts, and the operations on it.
 
     Parameters
@@ -46,22 +48,29 @@ class Opened(Generic[OperationsT]):
         self._backend = backend
         self._kind: Kind = kind
         self._verify = verify
-        self._operations: OperationsT | None = None
+        self._opened: tuple[OperationsT, FilesT] | None = None
 
+    @abstractmethod
     def _operations_on(self, catalog: Catalog) -> OperationsT:
-        raise NotImplementedError
+        """Return what plans and reads."""
 
     @property
-    def operations(self) -> OperationsT:
-        """What reads; for the views in this package."""
-        if self._operations is None:
-            raise self._not_open()
-        return self._operations
+    def opened(self) -> tuple[OperationsT, FilesT]:
+        """What plans and reads, and the files it reads from; for the views in this package.
+
+        Take both at once: another thread may close the reader and open it again, on other data, at any moment.
+        """
+        opened = self._opened
+        if opened is None:
+            raise NotOpenError(
+                "this reader is not open: call open() first, or use it in a `with`", path=self._directory
+            )
+        return opened
 
     @property
     def catalog(self) -> Catalog:
-        """What the open data set is; for the views in this package."""
-        return self.operations.catalog
+        """What the open data set is."""
+        return self.opened[0].catalog
 
     @property
     def num_shards(self) -> int:
@@ -74,61 +83,49 @@ class Opened(Generic[OperationsT]):
         return self.catalog.total
 
     def _length(self, shard: int) -> int:
-        return int(self.catalog.shard_counts[item_index(shard, self.num_shards, "shard")])
+        catalog = self.catalog
+        return int(catalog.shard_counts[item_index(shard, catalog.num_shards, "shard")])
 
-    def _not_open(self) -> NotOpenError:
-        return NotOpenError("this reader is not open: call open() first, or use it in a `with`", path=self._directory)
-
-    def _open_already(self) -> InUseError:
-        return InUseError("this reader is open already: close() it first", path=self._directory)
+    def _require_closed(self) -> None:
+        if self._opened is not None:
+            raise InUseError("this reader is open already: close() it first", path=self._directory)
 
     def __repr__(self) -> str:
-        state = "closed"
-        if self._operations is not None:
-            what = "documents" if self._kind == "document" else "elements"
-            state = f"{self.num_shards} shards, {self.total_length} {what}"
+        opened, state = self._opened, "closed"
+        if opened is not None:
+            catalog, what = opened[0].catalog, "documents" if self._kind == "document" else "elements"
+            state = f"{catalog.num_shards} shards, {catalog.total} {what}"
         return f"{type(self).__name__}({str(self._directory)!r}, {state})"
 
 
-class SyncOpened(Opened[OperationsT]):
+class SyncOpened(Opened[OperationsT, FileSet]):
     """The synchronous half."""
-
-    _files: FileSet | None = None
 
     def open(self) -> None:
         """Open the data set: one folder listing and one manifest, every file's size checked."""
-        if self._files is not None:
-            raise self._open_already()
+        self._require_closed()
         catalog, files = open_data_set(self._directory, self._format, self._backend, self._kind, self._verify)
-        self._operations = self._operations_on(catalog)
-        self._files = files
+        self._opened = self._operations_on(catalog), files
 
     def open_again(self, catalog: Catalog) -> None:
         """Open what another reader of this data set has open, whatever was committed since: nothing is looked up."""
-        if self._files is not None:
-            raise self._open_already()
-        self._files = open_files(self._directory, catalog, self._backend, self._verify)
-        self._operations = self._operations_on(catalog)
+        self._require_closed()
+        files = open_files(self._directory, catalog, self._backend, self._verify)
+        self._opened = self._operations_on(catalog), files
 
     def close(self) -> None:
         """Close all files; safe to call again, and while other threads read: the last of them closes."""
-        files, self._files, self._operations = self._files, None, None
-        if files is not None:
-            files.close()
-
-    @property
-    def files(self) -> FileSet:
-        """The open files; for the views in this package."""
-        if self._files is None:
-            raise self._not_open()
-        return self._files
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened[1].close()
 
     @property
     def identity(self) -> str:
         """Content and order of the data set, whatever its path; the published layout is read for it."""
-        if self.catalog.identity is not None:
-            return self.catalog.identity
-        return drive(identify_published(self.catalog), folder_of(self._directory, self._backend).answer)
+        catalog = self.catalog
+        if catalog.identity is not None:
+            return catalog.identity
+        return drive(identify_published(catalog), folder_of(self._directory, self._backend).answer)
 
     def length(self, shard: int) -> int:
         """Elements or documents in ``shard``; ``IndexError`` out of range."""
@@ -148,33 +145,22 @@ def open_snapshot(reader: Any, catalog: Catalog) -> None:
     reader.open_again(catalog)
 
 
-class AsyncOpened(Opened[OperationsT]):
+class AsyncOpened(Opened[OperationsT, AsyncFiles]):
     """The asyncio half."""
-
-    _files: AsyncFiles | None = None
 
     async def open(self) -> None:
         """Open the data set; as the synchronous reader does."""
-        if self._files is not None:
-            raise self._open_already()
+        self._require_closed()
         catalog, files = await open_data_set_async(
             self._directory, self._format, self._backend, self._kind, self._verify
         )
-        self._operations = self._operations_on(catalog)
-        self._files = files
+        self._opened = self._operations_on(catalog), files
 
     async def close(self) -> None:
         """Close all files; safe to call again."""
-        files, self._files, self._operations = self._files, None, None
-        if files is not None:
-            await files.close()
-
-    @property
-    def files(self) -> AsyncFiles:
-        """The open files; for the views in this package."""
-        if self._files is None:
-            raise self._not_open()
-        return self._files
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened[1].close()
 
     async def length(self, shard: int) -> int:
         """Elements or documents in ``shard``; ``IndexError`` out of range."""

@@ -9,8 +9,9 @@ import numpy as np
 from guideloom._base.errors import ArgumentError, OutOfRangeError
 from guideloom._base.protocols import StreamStorageAsyncReaderAbstract, StreamStorageSyncReaderAbstract
 from guideloom._dataset.indexing import integer
-from guideloom._dataset.opened import AsyncOpened, Opened, SyncOpened
-from guideloom._read.operations import Operation, run, run_async
+from guideloom._dataset.opened import AsyncOpened, FilesT, Opened, SyncOpened
+from guideloom._read.fileset import FileSet
+from guideloom._read.operations import AsyncFiles, Operation, run, run_async
 from guideloom._read.spans import SpanOperations
 from guideloom._read.streams import StreamOperations
 from guideloom._storage.catalog import Catalog
@@ -24,27 +25,25 @@ BYTES_PER_RUN = 40
 """What a plan takes for each run of a window: five columns of int64."""
 
 
-class _StreamOpened(Opened[Operations]):
+class _StreamOpened(Opened[Operations, FilesT]):
     def _operations_on(self, catalog: Catalog) -> Operations:
         make: Any = StreamOperations if self._kind == "stream" else SpanOperations
         return make(catalog, self._format)  # type: ignore[no-any-return]
 
-    def _read(self, global_index: int, global_length: int) -> Operation[Any]:
-        operations: Any = self.operations
-        total = self.catalog.total
+    def _read(self, operations: Any, global_index: int, global_length: int) -> Operation[Any]:
+        total = operations.catalog.total
         index, length = integer(global_index, "global_index"), integer(global_length, "global_length")
         if not 0 <= index < total:
             raise OutOfRangeError(f"global index {index} is outside [0, {total})", path=self._directory)
         if length < 0:
             raise OutOfRangeError(f"a window's length must be at least 0, got {length}", path=self._directory)
-        self._require_room(length)
+        self._require_room(operations.catalog, length)
         plan = operations.prepare(np.array([index], np.int64), length)
         samples = yield from operations.samples(plan, 0, 1)
         return samples[0]
 
-    def _require_room(self, length: int) -> None:
+    def _require_room(self, catalog: Catalog, length: int) -> None:
         """Refuse at once what no memory can hold: planning it would take long, and without the interpreter lock."""
-        catalog = self.catalog
         laps = length // catalog.total + 2
         row_bytes = 0 if catalog.dtype is None else catalog.dtype.itemsize
         needed_bytes = max(length * row_bytes, laps * int(np.count_nonzero(catalog.count)) * BYTES_PER_RUN)
@@ -60,7 +59,7 @@ class _StreamOpened(Opened[Operations]):
             ) from error
 
 
-class StreamSyncReader(_StreamOpened, SyncOpened[Operations], StreamStorageSyncReaderAbstract):
+class StreamSyncReader(_StreamOpened[FileSet], SyncOpened[Operations], StreamStorageSyncReaderAbstract):
     """Reads windows of a stream; any number of threads may call ``read`` at once."""
 
     def read(self, global_index: int, global_length: int) -> Any:
@@ -73,12 +72,14 @@ class StreamSyncReader(_StreamOpened, SyncOpened[Operations], StreamStorageSyncR
         IndexError
             ``global_index`` outside ``[0, total_length)``, or a negative length.
         """
-        return run(self._read(global_index, global_length), self.files)
+        operations, files = self.opened
+        return run(self._read(operations, global_index, global_length), files)
 
 
-class StreamAsyncReader(_StreamOpened, AsyncOpened[Operations], StreamStorageAsyncReaderAbstract):
+class StreamAsyncReader(_StreamOpened[AsyncFiles], AsyncOpened[Operations], StreamStorageAsyncReaderAbstract):
     """Reads windows of a stream with asyncio; any number of tasks may read at once."""
 
     async def read(self, global_index: int, global_length: int) -> Any:
         """Read a window, which past the last element goes on at the first; see :meth:`StreamSyncReader.read`."""
-        return await run_async(self._read(global_index, global_length), self.files)
+        operations, files = self.opened
+        return await run_async(self._read(operations, global_index, global_length), files)

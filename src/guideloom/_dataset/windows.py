@@ -18,9 +18,9 @@ from guideloom._base.protocols import (
     StreamStorageSyncReaderAbstract,
 )
 from guideloom._dataset.indexing import integer, item_index, slice_indexes
-from guideloom._dataset.opened import open_snapshot
 from guideloom._dataset.source import BatchSource, Empty, ItemwiseSource
 from guideloom._dataset.stream_readers import Operations, StreamAsyncReader, StreamSyncReader
+from guideloom._dataset.views import AsyncView, SyncView
 from guideloom._plan.windows import WindowPlan
 from guideloom._read.operations import run, run_async
 from guideloom._read.readahead import MAX_AHEAD_BYTES, MAX_AHEAD_RUNS
@@ -108,125 +108,80 @@ class StreamDataset(DatasetAbstract):
         return f"StreamDataset({self.storage!r}, {self.sequence_length}, overlap={self.overlap})"
 
 
-class StreamDatasetSyncReader(DatasetSyncReaderAbstract):
+class StreamDatasetSyncReader(SyncView[StreamStorageSyncReaderAbstract], DatasetSyncReaderAbstract):
     """The windows of an open stream; any number of threads may read at once."""
 
     def __init__(self, dataset: StreamDataset) -> None:
+        super().__init__(dataset.storage.sync_reader)
         self._dataset = dataset
-        self._reader: StreamStorageSyncReaderAbstract | None = None
-        self._source: BatchSource | None = None
-        self._size = 0
 
-    def open(self) -> None:
-        """Open the storage."""
-        reader = self._dataset.storage.sync_reader()
-        reader.open()
-        self._take(reader)
-
-    def open_snapshot(self, snapshot: Catalog) -> None:
-        """Open what another reader of this data set has open, see :attr:`BatchSource.snapshot`."""
-        reader = self._dataset.storage.sync_reader()
-        open_snapshot(reader, snapshot)
-        self._take(reader)
-
-    def _take(self, reader: StreamStorageSyncReaderAbstract) -> None:
-        self._reader = reader
-        self._size = self._dataset.count(reader.total_length)
+    def _source_on(self, reader: StreamStorageSyncReaderAbstract) -> BatchSource:
         if isinstance(reader, StreamSyncReader):
-            self._source = WindowSource(self._dataset, reader, self._size)
-        else:
-            self._source = ItemwiseSource(self, self._dataset.view)
-
-    def close(self) -> None:
-        """Close the storage; safe to call again."""
-        reader, self._reader, self._source = self._reader, None, None
-        if reader is not None:
-            reader.close()
-
-    def batch_source(self) -> BatchSource:
-        """Return batched access, for the loader."""
-        if self._source is None:
-            raise _not_open()
-        return self._source
+            return WindowSource(self._dataset, reader)
+        return ItemwiseSource(self, self._dataset.view)
 
     def __len__(self) -> int:
-        if self._source is None:
-            raise _not_open()
-        return self._size
+        return self._dataset.count(self._require_open()[0].total_length)
 
     def __getitem__(self, index: int | slice, /) -> Any:
-        size = len(self)
+        reader, source = self._require_open()
+        size = self._dataset.count(reader.total_length)
         if isinstance(index, slice):
-            return self._items(slice_indexes(index, size))
-        return self._items(np.array([item_index(index, size, "window")], np.int64))[0]
+            return self._items(reader, source, slice_indexes(index, size))
+        return self._items(reader, source, np.array([item_index(index, size, "window")], np.int64))[0]
 
-    def _items(self, indexes: I64) -> list[Any]:
-        if isinstance(self._source, WindowSource):
-            return self._source.samples(self._source.prepare(indexes), 0, indexes.size)
-        if self._reader is None:
-            raise _not_open()
+    def _items(self, reader: StreamStorageSyncReaderAbstract, source: BatchSource, indexes: I64) -> list[Any]:
+        if isinstance(source, WindowSource):
+            return source.samples(source.prepare(indexes), 0, indexes.size)
         step, length = self._dataset.sequence_length, self._dataset.window_length
-        return [self._reader.read(index * step, length) for index in indexes.tolist()]
+        return [reader.read(index * step, length) for index in indexes.tolist()]
 
     def __repr__(self) -> str:
-        state = "closed" if self._source is None else f"{self._size} windows"
+        opened = self._opened
+        state = "closed" if opened is None else f"{self._dataset.count(opened[0].total_length)} windows"
         return f"StreamDatasetSyncReader({self._dataset!r}, {state})"
 
 
-class StreamDatasetAsyncReader(DatasetAsyncReaderAbstract):
+class StreamDatasetAsyncReader(AsyncView[StreamStorageAsyncReaderAbstract], DatasetAsyncReaderAbstract):
     """The windows of an open stream, for asyncio."""
 
     def __init__(self, dataset: StreamDataset) -> None:
+        super().__init__(dataset.storage.async_reader)
         self._dataset = dataset
-        self._reader: StreamStorageAsyncReaderAbstract | None = None
-
-    async def open(self) -> None:
-        """Open the storage."""
-        reader = self._dataset.storage.async_reader()
-        await reader.open()
-        self._reader = reader
-
-    async def close(self) -> None:
-        """Close the storage; safe to call again."""
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            await reader.close()
 
     def __len__(self) -> int:
-        if self._reader is None:
-            raise _not_open()
-        return self._dataset.count(self._reader.total_length)
+        return self._dataset.count(self._require_open().total_length)
 
     def __getitem__(self, index: int | slice, /) -> Awaitable[Any]:
-        size = len(self)
+        reader = self._require_open()
+        size = self._dataset.count(reader.total_length)
         if isinstance(index, slice):
-            return self._items(slice_indexes(index, size))
-        return self._item(item_index(index, size, "window"))
+            return self._items(reader, slice_indexes(index, size))
+        return self._item(reader, item_index(index, size, "window"))
 
-    async def _item(self, index: int) -> Any:
-        return (await self._items(np.array([index], np.int64)))[0]
+    async def _item(self, reader: StreamStorageAsyncReaderAbstract, index: int) -> Any:
+        return (await self._items(reader, np.array([index], np.int64)))[0]
 
-    async def _items(self, indexes: I64) -> Sequence[Any]:
-        reader, dataset = self._reader, self._dataset
-        if reader is None:
-            raise _not_open()
-        if isinstance(reader, StreamAsyncReader):
-            operations = reader.operations.with_dtype(dataset.dtype)
-            plan = operations.prepare(indexes * dataset.sequence_length, dataset.window_length)
-            return await run_async(operations.samples(plan, 0, indexes.size), reader.files)
+    async def _items(self, reader: StreamStorageAsyncReaderAbstract, indexes: I64) -> Sequence[Any]:
+        dataset = self._dataset
         step, length = dataset.sequence_length, dataset.window_length
+        if isinstance(reader, StreamAsyncReader):
+            on_disk, files = reader.opened
+            operations = on_disk.with_dtype(dataset.dtype)
+            plan = operations.prepare(indexes * step, length)
+            return await run_async(operations.samples(plan, 0, indexes.size), files)
         return [await reader.read(index * step, length) for index in indexes.tolist()]
 
 
 class WindowSource(BatchSource):
     """Batched access to the windows of one of our own open streams."""
 
-    def __init__(self, dataset: StreamDataset, reader: StreamSyncReader, size: int) -> None:
+    def __init__(self, dataset: StreamDataset, reader: StreamSyncReader) -> None:
         self._dataset = dataset
         self._reader = reader
-        self._files = reader.files
-        self._operations: Operations = reader.operations.with_dtype(dataset.dtype)
-        self._size = size
+        on_disk, self._files = reader.opened
+        self._operations: Operations = on_disk.with_dtype(dataset.dtype)
+        self._size = dataset.count(on_disk.catalog.total)
         self._straight = self._operations.straight if isinstance(self._operations, StreamOperations) else None
         # Plans, and up to which window the bytes of each were asked for ahead; the one asked for last comes first.
         self._asked: tuple[tuple[WindowPlan, int], ...] = ()
@@ -242,7 +197,7 @@ class WindowSource(BatchSource):
 
     @property
     def snapshot(self) -> Catalog:
-        return self._reader.catalog
+        return self._operations.catalog
 
     @property
     def view(self) -> dict[str, int | None]:
@@ -297,7 +252,3 @@ class WindowSource(BatchSource):
         if end > begin:
             self._asked = ((plan, end), *(entry for entry in self._asked if entry[0] is not plan))[:2]
             self._files.ahead(plan.file, plan.src, plan.nbytes, plan.bounds[begin], plan.bounds[end])
-
-
-def _not_open() -> NotOpenError:
-    return NotOpenError("this data set's reader is not open: call open() first, or use `with`")
