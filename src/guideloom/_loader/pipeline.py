@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import perf_counter, thread_time
 from typing import Any
@@ -395,7 +396,7 @@ def _nothing() -> None:
     pass
 
 
-class _Body:
+class _Body(ABC):
     """What one thread does: the thread begins it, or the feed gives it up, should its start be interrupted."""
 
     name = ""
@@ -416,8 +417,8 @@ class _Body:
         if self._claim.acquire(blocking=False):
             self.feed.ended()
 
-    def run(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self) -> None: ...
 
 
 class _Reading(_Body):
