@@ -1,13 +1,133 @@
-"""Checks of the loader's arguments, and whose line a warning about them names."""
+"""The loader's arguments, checked; and what they make it warn of."""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import FrameType
+from typing import Any, Literal, Self
 
 from guideloom._base.checks import as_int
 from guideloom._base.errors import ArgumentError
+from guideloom._base.protocols import DatasetAbstract, DocumentStorageAbstract, StreamStorageAbstract
+from guideloom._dataset.documents import DocumentDataset
+from guideloom._dataset.windows import StreamDataset
+from guideloom._loader import bridge
+
+LOGGER = logging.getLogger("guideloom")
+
+# Ranks that were given no seed must still agree on one.
+_SEED_OF_NONE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a loader was asked for; the names are the loader's."""
+
+    dataset: DatasetAbstract
+    collate_fn: Callable[[list[Any]], Any] | None
+    device: Any
+    local_batch_size: int
+    rank: int
+    world_size: int
+    num_workers: int
+    parallel_method: Literal["thread", "process"]
+    shuffle: bool
+    shuffle_seed: int | None
+    pin_memory: bool
+    drop_last: bool
+    prefetch: int
+
+    @classmethod
+    def checked(cls, dataset: DatasetAbstract, collate_fn: Callable[[list[Any]], Any] | None, **options: Any) -> Self:
+        """Return the arguments in their own types, or refuse them; ``options`` are all the others."""
+        storage = isinstance(dataset, StreamStorageAbstract | DocumentStorageAbstract)
+        if storage or not callable(getattr(dataset, "sync_reader", None)):
+            raise ArgumentError(
+                "dataset must be a StreamDataset, a DocumentDataset or your own DatasetAbstract, "
+                f"found {type(dataset).__name__}: for a storage use StatefulDataLoader.from_storage"
+            )
+        if collate_fn is not None and not callable(collate_fn):
+            raise ArgumentError(f"collate_fn must be callable or None, found {type(collate_fn).__name__}")
+        method, seed = options["parallel_method"], options["shuffle_seed"]
+        if method not in ("thread", "process"):
+            raise ArgumentError(f"parallel_method must be 'thread' or 'process', found {method!r}")
+        least = {"local_batch_size": 1, "world_size": 1, "rank": 0, "num_workers": 0, "prefetch": 0}
+        numbers = {name: at_least(name, options[name], number) for name, number in least.items()}
+        if numbers["rank"] >= numbers["world_size"]:
+            raise ArgumentError(
+                f"rank must be in [0, {numbers['world_size']}), the ranks of this world_size, found {numbers['rank']}"
+            )
+        device, pin_memory = bridge.as_device(options["device"]), bool(options["pin_memory"])
+        if pin_memory and device.type != "cuda":
+            raise ArgumentError(
+                f"pin_memory=True needs a CUDA device, the batches go to {device}: "
+                "pass pin_memory=False, or device='cuda'"
+            )
+        return cls(
+            dataset,
+            collate_fn,
+            device,
+            parallel_method=method,
+            shuffle=bool(options["shuffle"]),
+            shuffle_seed=None if seed is None else as_int(seed, "shuffle_seed"),
+            pin_memory=pin_memory,
+            drop_last=bool(options["drop_last"]),
+            **numbers,
+        )
+
+    @property
+    def seed(self) -> int:
+        """The seed of the order."""
+        return _SEED_OF_NONE if self.shuffle_seed is None else self.shuffle_seed
+
+    def warn(self) -> None:
+        """Say what is allowed and is hardly meant; on rank 0 only."""
+        if self.rank:
+            return
+        if self.shuffle_seed is not None and not self.shuffle:
+            # No UserWarning: one configuration for training and validation may rightly give both.
+            LOGGER.warning(
+                "shuffle_seed=%d changes nothing with shuffle=False, batches come in the order of the data set: "
+                "pass shuffle=True, or leave shuffle_seed out",
+                self.shuffle_seed,
+            )
+        ahead = self.prefetch * self.local_batch_size
+        if ahead < self.num_workers:
+            warnings.warn(
+                f"prefetch * local_batch_size is {ahead}, less than num_workers, {self.num_workers}: some workers have "
+                "nothing to do; raise prefetch or use fewer workers",
+                UserWarning,
+                stacklevel=_level_outside(_PACKAGE),
+            )
+        if self.device.type == "cuda" and not self.pin_memory:
+            warnings.warn(
+                f"batches are copied to {self.device} from pageable memory, which stops the caller for each copy: "
+                "pass pin_memory=True",
+                UserWarning,
+                stacklevel=_level_outside(_PACKAGE),
+            )
+
+
+def dataset_of(storage: Any, sequence_length: int | None, overlap: int, dtype: Any) -> DatasetAbstract:
+    """Return the data set that a storage is for a loader; see ``StatefulDataLoader.from_storage``."""
+    if isinstance(storage, DocumentStorageAbstract):
+        if sequence_length is not None or overlap != 0 or dtype is not None:
+            raise TypeError(
+                "documents are read whole: sequence_length, overlap and dtype are for streams, leave them out"
+            )
+        return DocumentDataset(storage)
+    if not isinstance(storage, StreamStorageAbstract):
+        raise TypeError(
+            "storage must be a StreamStorage, StreamWithMetaStorage or DocumentStorage, "
+            f"found {type(storage).__name__}: a data set goes to StatefulDataLoader(dataset, ...)"
+        )
+    if sequence_length is None:
+        raise ArgumentError("a stream is read in windows: pass sequence_length, their number of elements")
+    return StreamDataset(storage, sequence_length, overlap=overlap, dtype=dtype)
 
 
 def at_least(name: str, value: int, least: int) -> int:
@@ -18,11 +138,14 @@ def at_least(name: str, value: int, least: int) -> int:
     return number
 
 
-def level_outside(module: str) -> int:
-    """Stack level, for a warning by the calling function, of the first frame outside a module: the user's line."""
+_PACKAGE = __name__.rpartition(".")[0] + "."
+
+
+def _level_outside(package: str) -> int:
+    """Stack level, for a warning by the calling function, of the first frame outside a package: the user's line."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
-    while frame is not None and frame.f_globals.get("__name__") == module:
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(package):
         frame, level = frame.f_back, level + 1
     return level
 

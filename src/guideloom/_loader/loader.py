@@ -1,28 +1,18 @@
-"""The loader: arguments, opening, the life of an iterator, and the position that a state holds."""
+"""The loader: opening, the life of an iterator, and the position that a state holds."""
 
 from __future__ import annotations
 
 import logging
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from time import monotonic
-from types import TracebackType
 from typing import Any, Literal, Self
 
-from guideloom._base.checks import as_int
 from guideloom._base.errors import ArgumentError, InUseError, NotOpenError
-from guideloom._base.protocols import (
-    DatasetAbstract,
-    DocumentStorageAbstract,
-    StatefulDataLoaderStateDict,
-    StreamStorageAbstract,
-)
-from guideloom._dataset.documents import DocumentDataset
+from guideloom._base.protocols import DatasetAbstract, StatefulDataLoaderStateDict, SyncContextManager
 from guideloom._dataset.source import source_of
-from guideloom._dataset.windows import StreamDataset
 from guideloom._loader import bridge
-from guideloom._loader.arguments import at_least, describe_samples, level_outside
+from guideloom._loader.arguments import Arguments, dataset_of, describe_samples
 from guideloom._loader.bridge import Mover
 from guideloom._loader.feeds import FeedOptions, make_feed
 from guideloom._loader.iterator import CLOSE_TIMEOUT_S, LoaderIterator, Opened
@@ -42,11 +32,8 @@ from guideloom._plan.partition import Partition
 
 LOGGER = logging.getLogger("guideloom")
 
-# Ranks that were given no seed must still agree on one.
-_SEED_OF_NONE = 0
 
-
-class StatefulDataLoader:
+class StatefulDataLoader(SyncContextManager):
     """Batches of a data set for one rank of a training run, resumable at any batch.
 
     Parameters
@@ -120,50 +107,29 @@ class StatefulDataLoader:
         drop_last: bool = True,
         prefetch: int = 0,
     ) -> None:
-        storage = isinstance(dataset, StreamStorageAbstract | DocumentStorageAbstract)
-        if storage or not callable(getattr(dataset, "sync_reader", None)):
-            raise ArgumentError(
-                "dataset must be a StreamDataset, a DocumentDataset or your own DatasetAbstract, "
-                f"found {type(dataset).__name__}: for a storage use StatefulDataLoader.from_storage"
-            )
-        if collate_fn is not None and not callable(collate_fn):
-            raise ArgumentError(f"collate_fn must be callable or None, found {type(collate_fn).__name__}")
-        if parallel_method not in ("thread", "process"):
-            raise ArgumentError(f"parallel_method must be 'thread' or 'process', found {parallel_method!r}")
-        self._dataset = dataset
-        self._collate_fn = collate_fn
-        self._local_batch_size = at_least("local_batch_size", local_batch_size, 1)
-        self._world_size = at_least("world_size", world_size, 1)
-        self._rank = at_least("rank", rank, 0)
-        if self._rank >= self._world_size:
-            raise ArgumentError(f"rank must be in [0, {self._world_size}), the ranks of this world_size, found {rank}")
-        self._num_workers = at_least("num_workers", num_workers, 0)
-        self._prefetch = at_least("prefetch", prefetch, 0)
-        self._parallel_method = parallel_method
-        self._shuffle = bool(shuffle)
-        self._shuffle_seed = None if shuffle_seed is None else as_int(shuffle_seed, "shuffle_seed")
-        self._drop_last = bool(drop_last)
-        self._device = bridge.as_device(device)
-        self._pin_memory = bool(pin_memory)
-        if self._pin_memory and self._device.type != "cuda":
-            raise ArgumentError(
-                f"pin_memory=True needs a CUDA device, the batches go to {self._device}: "
-                "pass pin_memory=False, or device='cuda'"
-            )
-        self._options = FeedOptions(
+        self._arguments = given = Arguments.checked(
             dataset,
             collate_fn,
-            self._device,
-            self._num_workers,
-            parallel_method,
-            self._pin_memory,
-            self._prefetch,
+            device=device,
+            local_batch_size=local_batch_size,
+            rank=rank,
+            world_size=world_size,
+            num_workers=num_workers,
+            parallel_method=parallel_method,
+            shuffle=shuffle,
+            shuffle_seed=shuffle_seed,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            prefetch=prefetch,
         )
-        self._sharing = Sharing(self._num_workers, max(1, self._prefetch))
-        self._warn()
+        given.warn()
+        self._options = FeedOptions(
+            dataset, collate_fn, given.device, given.num_workers, parallel_method, given.pin_memory, given.prefetch
+        )
+        self._sharing = Sharing(given.num_workers, max(1, given.prefetch))
         self._position = Position()
         self._opened: Opened | None = None
-        self._fixed = Fixed(self._shuffle, self._shuffle_seed, self._drop_last)
+        self._fixed = self._fixed_by_arguments()
         self._loaded: tuple[dict[str, Any], frozenset[str]] | None = None
         self._iterator: weakref.ref[LoaderIterator] | None = None
 
@@ -207,24 +173,8 @@ class StatefulDataLoader:
         TypeError
             Documents with ``sequence_length``, ``overlap`` or ``dtype``, or no storage at all.
         """
-        dataset: DatasetAbstract
-        if isinstance(storage, DocumentStorageAbstract):
-            if sequence_length is not None or overlap != 0 or dtype is not None:
-                raise TypeError(
-                    "documents are read whole: sequence_length, overlap and dtype are for streams, leave them out"
-                )
-            dataset = DocumentDataset(storage)
-        elif isinstance(storage, StreamStorageAbstract):
-            if sequence_length is None:
-                raise ArgumentError("a stream is read in windows: pass sequence_length, their number of elements")
-            dataset = StreamDataset(storage, sequence_length, overlap=overlap, dtype=dtype)
-        else:
-            raise TypeError(
-                "storage must be a StreamStorage, StreamWithMetaStorage or DocumentStorage, "
-                f"found {type(storage).__name__}: a data set goes to StatefulDataLoader(dataset, ...)"
-            )
         return cls(
-            dataset,
+            dataset_of(storage, sequence_length, overlap, dtype),
             collate_fn,
             device=device,
             local_batch_size=local_batch_size,
@@ -261,8 +211,8 @@ class StatefulDataLoader:
         """
         if self._opened is not None:
             raise InUseError("the loader is open already: close() it first, or use it in one `with` only")
-        bridge.require_device(self._device)
-        reader = self._dataset.sync_reader()
+        bridge.require_device(self._arguments.device)
+        reader = self._arguments.dataset.sync_reader()
         reader.open()
         opened = Opened(reader)
         try:
@@ -272,19 +222,20 @@ class StatefulDataLoader:
             raise
 
     def _open_checked(self, opened: Opened) -> None:
+        given = self._arguments
         source = source_of(opened.reader)
-        partition = Partition(source.size, self._local_batch_size, self._rank, self._world_size, self._drop_last)
+        partition = Partition(source.size, given.local_batch_size, given.rank, given.world_size, given.drop_last)
         partition.require_full_batch(describe_samples(source.view))
-        if self._collate_fn is None and not source.has_arrays:
+        if given.collate_fn is None and not source.has_arrays:
             raise ArgumentError(
                 f"collate_fn=None needs a data set with numeric batches (a stream of numeric fields, say), "
-                f"{type(self._dataset).__name__} has none: pass a collate_fn"
+                f"{type(given.dataset).__name__} has none: pass a collate_fn"
             )
         fixed = Fixed(
-            self._shuffle,
-            self._shuffle_seed,
-            self._drop_last,
-            make_order(source.size, self._shuffle, self._seed, 0).name,
+            given.shuffle,
+            given.shuffle_seed,
+            given.drop_last,
+            make_order(source.size, given.shuffle, given.seed, 0).name,
             source.identity,
             source.size,
             source.view,
@@ -314,18 +265,6 @@ class StatefulDataLoader:
                 opened.join(deadline)
                 opened.release()
 
-    def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     # --- numbers ---
 
     def __len__(self) -> int:
@@ -335,7 +274,7 @@ class StatefulDataLoader:
     @property
     def global_batch_size(self) -> int:
         """Samples of all ranks in a full batch."""
-        return self._local_batch_size * self._world_size
+        return self._arguments.local_batch_size * self._arguments.world_size
 
     @property
     def dataset_size(self) -> int:
@@ -345,21 +284,22 @@ class StatefulDataLoader:
     @property
     def device(self) -> Any:
         """The ``torch.device`` that batches go to."""
-        return self._device
+        return self._arguments.device
 
     @property
     def dataset(self) -> DatasetAbstract:
         """The data set."""
-        return self._dataset
+        return self._arguments.dataset
 
     def __repr__(self) -> str:
-        ends = "" if self._drop_last else ", drop_last=False"
-        order = f"shuffle_seed={self._shuffle_seed}" if self._shuffle else "shuffle=False"
+        given = self._arguments
+        ends = "" if given.drop_last else ", drop_last=False"
+        order = f"shuffle_seed={given.shuffle_seed}" if given.shuffle else "shuffle=False"
         return (
-            f"<StatefulDataLoader of {type(self._dataset).__name__}, {'open' if self._opened else 'closed'}: "
-            f"epoch {self._position.epoch}, sample {self._position.offset}; local_batch_size={self._local_batch_size}, "
-            f"rank={self._rank}, world_size={self._world_size}, {order}, num_workers={self._num_workers} "
-            f"({self._parallel_method}), prefetch={self._prefetch}, device={str(self._device)!r}{ends}>"
+            f"<StatefulDataLoader of {type(given.dataset).__name__}, {'open' if self._opened else 'closed'}: "
+            f"epoch {self._position.epoch}, sample {self._position.offset}; local_batch_size={given.local_batch_size}, "
+            f"rank={given.rank}, world_size={given.world_size}, {order}, num_workers={given.num_workers} "
+            f"({given.parallel_method}), prefetch={given.prefetch}, device={str(given.device)!r}{ends}>"
         )
 
     # --- iterating ---
@@ -379,11 +319,12 @@ class StatefulDataLoader:
             raise InUseError(
                 "this loader has a live iterator: run it to its end, close() it, or drop it before you call iter again"
             )
-        order = make_order(opened.source.size, self._shuffle, self._seed, self._position.epoch)
+        given = self._arguments
+        order = make_order(opened.source.size, given.shuffle, given.seed, self._position.epoch)
         schedule = Schedule(opened.source, order, opened.partition, self._position.offset)
         feed = make_feed(self._options, opened, schedule, self._sharing)
         # Arrays that we made are on the CPU; what a user's function gives may be anywhere.
-        move = None if self._collate_fn is None and self._device.type == "cpu" else Mover(self._device)
+        move = None if given.collate_fn is None and given.device.type == "cpu" else Mover(given.device)
         iterator = LoaderIterator(self._end_epoch, feed, move, opened.partition, self._position)
         self._iterator = weakref.ref(iterator)
         return iterator
@@ -443,7 +384,7 @@ class StatefulDataLoader:
         names = check_override(override, self._fixed)
         state = dict(state_dict)
         if self._opened is None:
-            check_match(state, Fixed(self._shuffle, self._shuffle_seed, self._drop_last), names)
+            check_match(state, self._fixed_by_arguments(), names)
             self._position = position
             self._loaded = (state, names)
         else:
@@ -459,42 +400,16 @@ class StatefulDataLoader:
             position.epoch,
             position.offset,
             fixed.dataset_size,
-            self._rank,
-            self._world_size,
+            self._arguments.rank,
+            self._arguments.world_size,
         )
 
     # --- helpers ---
 
-    @property
-    def _seed(self) -> int:
-        return _SEED_OF_NONE if self._shuffle_seed is None else self._shuffle_seed
+    def _fixed_by_arguments(self) -> Fixed:
+        return Fixed(self._arguments.shuffle, self._arguments.shuffle_seed, self._arguments.drop_last)
 
     def _require_open(self) -> Opened:
         if self._opened is None:
             raise NotOpenError("the loader is not open: use `with loader:`, or call open() first")
         return self._opened
-
-    def _warn(self) -> None:
-        if self._rank:
-            return
-        if self._shuffle_seed is not None and not self._shuffle:
-            # No UserWarning: one configuration for training and validation may rightly give both.
-            LOGGER.warning(
-                "shuffle_seed=%d changes nothing with shuffle=False, batches come in the order of the data set: "
-                "pass shuffle=True, or leave shuffle_seed out",
-                self._shuffle_seed,
-            )
-        if self._prefetch * self._local_batch_size < self._num_workers:
-            warnings.warn(
-                f"prefetch * local_batch_size is {self._prefetch * self._local_batch_size}, less than num_workers, "
-                f"{self._num_workers}: some workers have nothing to do; raise prefetch or use fewer workers",
-                UserWarning,
-                stacklevel=level_outside(__name__),
-            )
-        if self._device.type == "cuda" and not self._pin_memory:
-            warnings.warn(
-                f"batches are copied to {self._device} from pageable memory, which stops the caller for each copy: "
-                "pass pin_memory=True",
-                UserWarning,
-                stacklevel=level_outside(__name__),
-            )
