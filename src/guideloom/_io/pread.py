@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
 from guideloom._io.checks import check_range, not_open, short_read
-from guideloom._io.seek import CHECK_SIZE_FROM_BYTES
+from guideloom._io.into import IntoReader
 from guideloom._io.threaded import ThreadedAsyncReader
 
 
@@ -18,13 +18,11 @@ def advise_random(fd: int) -> None:
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
 
-class PreadReader(IOSyncReaderAbstract):
+class PreadReader(IntoReader):
     """One file, one descriptor; any number of threads may read at once."""
 
-    concurrent_reads = True
-
     def __init__(self, path: PurePath, *, advice: bool = False) -> None:
-        self._path = path
+        super().__init__(path)
         self._advice = advice
         self._fd = -1
 
@@ -46,14 +44,6 @@ class PreadReader(IOSyncReaderAbstract):
         if self._fd < 0:
             raise not_open(self._path)
         return os.fstat(self._fd).st_size
-
-    def read(self, offset: int, size: int) -> bytearray:
-        check_range(self._path, offset, size)
-        if size >= CHECK_SIZE_FROM_BYTES and offset + size > self.filesize():
-            raise short_read(self._path, offset, size, max(0, self.filesize() - offset))
-        out = bytearray(size)
-        self.read_into(offset, memoryview(out))
-        return out
 
     def read_into(self, offset: int, out: memoryview) -> None:
         check_range(self._path, offset, len(out))

@@ -8,19 +8,15 @@ from pathlib import PurePath
 
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
 from guideloom._io.checks import check_range, not_open, short_read
+from guideloom._io.into import IntoReader
 from guideloom._io.threaded import ThreadedAsyncReader
 
-CHECK_SIZE_FROM_BYTES = 1 << 20
-"""From here on a read asks for the file's size before it allocates, so that a wild size is an error."""
 
-
-class SeekReader(IOSyncReaderAbstract):
+class SeekReader(IntoReader):
     """One file, opened anew for each read; holds no descriptor in between."""
 
-    concurrent_reads = True
-
     def __init__(self, path: PurePath) -> None:
-        self._path = path
+        super().__init__(path)
         self._open = False
 
     def open(self) -> None:
@@ -34,14 +30,6 @@ class SeekReader(IOSyncReaderAbstract):
         if not self._open:
             raise not_open(self._path)
         return os.stat(self._path).st_size
-
-    def read(self, offset: int, size: int) -> bytearray:
-        check_range(self._path, offset, size)
-        if size >= CHECK_SIZE_FROM_BYTES and offset + size > self.filesize():
-            raise short_read(self._path, offset, size, max(0, self.filesize() - offset))
-        out = bytearray(size)
-        self.read_into(offset, memoryview(out))
-        return out
 
     def read_into(self, offset: int, out: memoryview) -> None:
         check_range(self._path, offset, len(out))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._kernels.door import kernel
-from guideloom._kernels.gather import are_runs
+from guideloom._kernels.gather import are_runs, fault
 from guideloom._kernels.status import (
     BAD_RANGE,
     COPY_1,
@@ -23,7 +23,6 @@ from guideloom._kernels.status import (
     COPY_ANY,
     DONE,
     I4_TO_I8,
-    NOT_OPEN,
     U1_TO_I4,
     U1_TO_I8,
     U2_TO_I4,
@@ -93,15 +92,9 @@ def _spread_mapped_numpy(
         f, s, n = int(file[r]), int(src[r]), int(nbytes[r])
         if n == 0:
             continue
-        if not 0 <= f < bases.size:
-            status[0] = BAD_RANGE
-            return r
-        if bases[f] < 0:
-            status[0] = NOT_OPEN
-            return r
-        first, count = (int(dst[r]) - shift) // itemsize, n // itemsize
-        if n < 0 or s < 0 or s + n > sizes[f] or first < 0 or first + count > room:
-            status[0] = BAD_RANGE
+        first = (int(dst[r]) - shift) // itemsize
+        status[0] = fault(bases, sizes, f, s, n, first * itemsize, room * itemsize)
+        if status[0]:
             return r
         _spread(_view(int(bases[f]) + s, n), itemsize, code, offset, size, out + first * size)
     return DONE

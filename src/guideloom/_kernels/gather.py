@@ -29,6 +29,20 @@ def are_runs(lo: int, hi: int, *columns: I64) -> bool:
     return 0 <= lo <= hi <= min(column.size for column in columns)
 
 
+def fault(handles: I64, sizes: I64 | None, file: int, src: int, nbytes: int, at: int, room: int) -> int:
+    """Return what keeps a run from being done, as ``status[0]``; 0 when nothing does.
+
+    ``sizes`` is None where reading finds the end of the file; ``at`` and ``room`` are the run's place and the buffer's
+    end, both in bytes.
+    """
+    if not 0 <= file < handles.size:
+        return BAD_RANGE
+    if handles[file] < 0:
+        return NOT_OPEN
+    inside = nbytes >= 0 and src >= 0 and 0 <= at <= room - nbytes
+    return 0 if inside and (sizes is None or src + nbytes <= sizes[file]) else BAD_RANGE
+
+
 def _gather_mapped_numpy(
     bases: I64,
     sizes: I64,
@@ -52,14 +66,8 @@ def _gather_mapped_numpy(
         f, s, n, d = int(file[r]), int(src[r]), int(nbytes[r]), int(dst[r]) - shift
         if n == 0:
             continue
-        if not 0 <= f < bases.size:
-            status[0] = BAD_RANGE
-            return r
-        if bases[f] < 0:
-            status[0] = NOT_OPEN
-            return r
-        if n < 0 or s < 0 or s + n > sizes[f] or d < 0 or d + n > out.size:
-            status[0] = BAD_RANGE
+        status[0] = fault(bases, sizes, f, s, n, d, out.size)
+        if status[0]:
             return r
         ctypes.memmove(out.ctypes.data + d, int(bases[f]) + s, n)
     return DONE
@@ -94,14 +102,8 @@ def _gather_pread_numpy(
         f, s, n, d = int(file[r]), int(src[r]), int(nbytes[r]), int(dst[r]) - shift
         if n == 0:
             continue
-        if not 0 <= f < fds.size:
-            status[0] = BAD_RANGE
-            return r
-        if fds[f] < 0:
-            status[0] = NOT_OPEN
-            return r
-        if n < 0 or s < 0 or d < 0 or d + n > out.size:
-            status[0] = BAD_RANGE
+        status[0] = fault(fds, None, f, s, n, d, out.size)
+        if status[0]:
             return r
         done = 0
         while done < n:
