@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,26 @@ def span_storage(folder: Path, backend: Any) -> StreamWithMetaStorage:
 
 @pytest.fixture
 def gathers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """One entry for each gather that a reader carries out, from here on."""
+    """One entry for each gather that a reader executes, from here on: those of operations, and those without one."""
     seen: list[str] = []
-    carry_out = FileSet.carry_out
+    inside = threading.local()
+    execute, gather = FileSet.execute, FileSet.gather
 
-    def counted(self: FileSet, ask: Any) -> None:
-        seen.append(type(ask).__name__)
-        carry_out(self, ask)
+    def counted(self: FileSet, request: Any) -> None:
+        seen.append(type(request).__name__)
+        inside.operation = True
+        try:
+            execute(self, request)
+        finally:
+            inside.operation = False
 
-    monkeypatch.setattr(FileSet, "carry_out", counted)
+    def counted_gather(self: FileSet, *runs: Any) -> None:
+        if not getattr(inside, "operation", False):
+            seen.append("Gather")
+        gather(self, *runs)
+
+    monkeypatch.setattr(FileSet, "execute", counted)
+    monkeypatch.setattr(FileSet, "gather", counted_gather)
     return seen
 
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from guideloom._base.protocols import IOReaderAbstract
-from guideloom._read.asks import Spread
 from guideloom._read.files import open_file_set
 from guideloom._read.fileset import FileTable
+from guideloom._read.requests import Spread
 from guideloom.io import MmapIO, PosixPreadIO, SeekIO
 
 FIELDS = [
@@ -36,7 +36,7 @@ def read(
     total = int(count.sum())
     columns = [np.zeros((1, total, *f.shape), f.base) for f in fields]
     dst = (np.cumsum(count) - count) * itemsize
-    files.carry_out(
+    files.execute(
         Spread(first * 0, first * itemsize, dst + 5 * itemsize, count * itemsize, 0, len(runs), records.dtype, fields,
                columns, 5 * itemsize)
     )  # fmt: skip

@@ -36,7 +36,7 @@ print(len(children), [status for pid in children if (status := os.waitpid(pid, 0
 
 KERNELS = """
 import numpy as np
-from guideloom._kernels.door import kernel
+from guideloom._kernels.jit import kernel
 
 def declare(number):
     @kernel("int64(int64[::1], int64)")

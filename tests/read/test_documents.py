@@ -256,11 +256,11 @@ def test_what_goes_wrong_is_raised_where_it_was_asked_for(tmp_path: Path) -> Non
 def spy(source: Any) -> list[int]:
     """Bytes of each gather of a source, from here on."""
     asked: list[int] = []
-    carry_out = source._files.carry_out
+    execute = source._files.execute
 
     def counted(ask: Any) -> None:
         asked.append(int(ask.nbytes[ask.lo : ask.hi].sum()))
-        carry_out(ask)
+        execute(ask)
 
-    source._files.carry_out = counted
+    source._files.execute = counted
     return asked

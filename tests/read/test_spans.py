@@ -192,11 +192,11 @@ def test_payloads_are_writable_views(tmp_path: Path) -> None:
 def spy(source: Any) -> list[int]:
     """Bytes of each gather of a source, from here on."""
     asked: list[int] = []
-    carry_out = source._files.carry_out
+    execute = source._files.execute
 
     def counted(ask: Any) -> None:
         asked.append(int(ask.nbytes[ask.lo : ask.hi].sum()))
-        carry_out(ask)
+        execute(ask)
 
-    source._files.carry_out = counted
+    source._files.execute = counted
     return asked

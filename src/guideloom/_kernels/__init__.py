@@ -1,1 +1,1 @@
-"""Compiled kernels behind one door, each beside a plain NumPy twin."""
+"""Compiled kernels, and the only importer of numba; each stands beside a plain NumPy twin."""

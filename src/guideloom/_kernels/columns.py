@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._kernels.door import kernel
 from guideloom._kernels.gather import are_runs, fault
+from guideloom._kernels.jit import kernel
 from guideloom._kernels.status import (
     BAD_RANGE,
     COPY_1,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._kernels.door import kernel
+from guideloom._kernels.jit import kernel
 from guideloom._kernels.status import BAD_RANGE, DONE, FAILED, NOT_OPEN, SHORT
 
 I64 = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._kernels.door import kernel
+from guideloom._kernels.jit import kernel
 
 I64 = npt.NDArray[np.int64]
 

@@ -1,1 +1,1 @@
-"""Carries out plans on a backend into buffers."""
+"""Executes plans on a backend, into buffers."""

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from guideloom._base.errors import ArgumentError, CorruptDataError, GuideLoomError, OutOfRangeError
 from guideloom._base.protocols import DocumentStorageFormat
 from guideloom._kernels.windows import locate_items, place_payloads
-from guideloom._read.asks import Gather
 from guideloom._read.operations import Operation
+from guideloom._read.requests import Gather
 from guideloom._read.streams import Empty
 from guideloom._storage.catalog import Catalog
 

@@ -22,8 +22,8 @@ from guideloom._io.seek import SeekIO
 from guideloom._kernels.columns import copy_code, spread_mapped
 from guideloom._kernels.gather import advise_files, advise_maps, gather_mapped, gather_pread, populate_cached
 from guideloom._kernels.status import DONE, NOT_OPEN, STATUS_SIZE
-from guideloom._read.asks import Spread
 from guideloom._read.fileset import FileSet, FileTable, PooledFileSet, default_capacity
+from guideloom._read.requests import Spread
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -105,44 +105,44 @@ class MappedFileSet(PooledFileSet[Any]):
                 with suppress(OSError, GuideLoomError):  # It is raised when that file is read.
                     super()._ensure(other)
 
-    def spread(self, ask: Spread) -> None:
+    def spread(self, request: Spread) -> None:
         """Gather records straight into columns, where a kernel knows how to copy each field."""
-        dtype = ask.dtype
+        dtype = request.dtype
         sources = [dtype] if dtype.names is None else [dtype[name] for name in dtype.names]
-        codes = [copy_code(source, field) for source, field in zip(sources, ask.fields, strict=True)]
+        codes = [copy_code(source, field) for source, field in zip(sources, request.fields, strict=True)]
         if None in codes or self.values.size > self.capacity or self.checker is not None:
-            super().spread(ask)
+            super().spread(request)
             return
         offsets = [0] if dtype.names is None else [dtype.fields[name][1] for name in dtype.names]  # type: ignore[index]
         code, offset, size, out = np.array(
             [
                 codes,
                 offsets,
-                [field.itemsize for field in ask.fields],
-                [column.__array_interface__["data"][0] for column in ask.columns],
+                [field.itemsize for field in request.fields],
+                [column.__array_interface__["data"][0] for column in request.columns],
             ],
             np.int64,
         )
-        room = ask.columns[0].shape[0] * ask.columns[0].shape[1]
+        room = request.columns[0].shape[0] * request.columns[0].shape[1]
         status = np.zeros(STATUS_SIZE, np.int64)
-        lo = ask.lo
+        lo = request.lo
         self._enter()
         try:
-            if self.readahead.cold and not ask.asked:
-                self._advise(ask.file, ask.src, ask.nbytes, lo, ask.hi)
+            if self.readahead.cold and not request.asked:
+                self._advise(request.file, request.src, request.nbytes, lo, request.hi)
             while True:
                 stopped = int(
                     spread_mapped(
-                        self.values, self.table.sizes, ask.file, ask.src, ask.dst, ask.nbytes, lo, ask.hi,
-                        dtype.itemsize, code, offset, size, out, room, ask.shift, status,
+                        self.values, self.table.sizes, request.file, request.src, request.dst, request.nbytes,
+                        lo, request.hi, dtype.itemsize, code, offset, size, out, room, request.shift, status,
                     )
                 )  # fmt: skip
                 if stopped < 0:
-                    self._note_done(stopped, ask.hi - lo, status)
+                    self._note_done(stopped, request.hi - lo, status)
                     return
                 if status[0] != NOT_OPEN:
-                    self._raise(status, stopped, ask.file, ask.src, ask.nbytes)
-                self._ensure(int(ask.file[stopped]))
+                    self._raise(status, stopped, request.file, request.src, request.nbytes)
+                self._ensure(int(request.file[stopped]))
                 lo = stopped
         finally:
             self._leave()

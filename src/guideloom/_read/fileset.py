@@ -1,8 +1,7 @@
 """Sets of open files: bounded, shared by threads, read in batches; what all backends share.
 
-A *file set* knows a data set's files by number. ``gather`` carries out the runs of a plan: it opens what is not
-open, keeps at most
-``capacity`` files open, and turns what goes wrong into an error with path, shard and offset.
+A *file set* knows a data set's files by number. ``gather`` executes the runs of a plan: it opens what is not open,
+keeps at most ``capacity`` files open, and turns what goes wrong into an error with path, shard and offset.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import numpy.typing as npt
 from guideloom._base.errors import CorruptDataError, MissingShardError, NotOpenError
 from guideloom._base.forks import FORKS
 from guideloom._kernels.status import BAD_RANGE, BLOCKS, FAILED, SHORT, WAITED, WAITS
-from guideloom._read.asks import Gather, Spread
 from guideloom._read.readahead import Readahead
+from guideloom._read.requests import Gather, Spread
 from guideloom._storage.blocks import BlockChecker
 
 I64 = npt.NDArray[np.int64]
@@ -144,18 +143,19 @@ class FileSet(ABC):
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:  # noqa: B027
         """Pass the advice on, where the backend has a way to."""
 
-    def carry_out(self, ask: Gather | Spread) -> None:
-        """Carry out what an operation asks for."""
-        if isinstance(ask, Gather):
-            self.gather(ask.file, ask.src, ask.dst, ask.nbytes, ask.lo, ask.hi, ask.out, ask.shift, ask.asked)
+    def execute(self, request: Gather | Spread) -> None:
+        """Do what an operation requests."""
+        if isinstance(request, Gather):
+            g = request
+            self.gather(g.file, g.src, g.dst, g.nbytes, g.lo, g.hi, g.out, g.shift, g.asked)
         else:
-            self.spread(ask)
+            self.spread(request)
 
-    def spread(self, ask: Spread) -> None:
+    def spread(self, request: Spread) -> None:
         """Read records and take them apart into columns; by default through a buffer of records."""
-        rows = ask.scratch()
-        self.carry_out(ask.as_gather(rows))
-        ask.fill(rows)
+        rows = request.scratch()
+        self.execute(request.as_gather(rows))
+        request.fill(rows)
 
     def close(self) -> None:
         """Close the files; a gather after this is a ``RuntimeError``."""

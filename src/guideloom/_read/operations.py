@@ -1,6 +1,6 @@
 """Reading, written once: an operation is a generator that yields gathers and returns its result.
 
-The synchronous reader and the asyncio reader run the same operations; only who carries out the gathers differs. What
+The synchronous reader and the asyncio reader run the same operations; only who executes the gathers differs. What
 goes wrong in a gather is raised where the operation asked for it.
 """
 
@@ -13,8 +13,8 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from guideloom._base.errors import CorruptDataError, NotOpenError
 from guideloom._base.protocols import IOAsyncReaderAbstract
-from guideloom._read.asks import Gather, Spread
 from guideloom._read.fileset import FileSet, FileTable
+from guideloom._read.requests import Gather, Spread
 from guideloom._storage.blocks import BlockChecker
 
 ResultT = TypeVar("ResultT")
@@ -27,12 +27,12 @@ Operation: TypeAlias = Generator[Gather | Spread, None, ResultT]
 
 
 def run(operation: Operation[ResultT], files: FileSet) -> ResultT:
-    """Run an operation; the gathers are carried out by this thread."""
+    """Run an operation; this thread executes the gathers."""
     try:
         request = next(operation)
         while True:
             try:
-                files.carry_out(request)
+                files.execute(request)
             except Exception as error:  # noqa: BLE001  raised again where it was asked for
                 request = operation.throw(error)
             else:
@@ -46,8 +46,8 @@ def run(operation: Operation[ResultT], files: FileSet) -> ResultT:
 class AsyncFiles(Protocol):
     """What an asyncio reader reads from."""
 
-    async def carry_out(self, request: Gather | Spread) -> None:
-        """Carry out one gather."""
+    async def execute(self, request: Gather | Spread) -> None:
+        """Execute one gather."""
 
     async def close(self) -> None:
         """Close the files."""
@@ -59,7 +59,7 @@ async def run_async(operation: Operation[ResultT], files: AsyncFiles) -> ResultT
         request = next(operation)
         while True:
             try:
-                await files.carry_out(request)
+                await files.execute(request)
             except Exception as error:  # noqa: BLE001  raised again where it was asked for
                 request = operation.throw(error)
             else:
@@ -76,9 +76,9 @@ class ThreadedFiles:
     def __init__(self, files: FileSet) -> None:
         self._files = files
 
-    async def carry_out(self, request: Gather | Spread) -> None:
-        """Carry out one gather on a thread."""
-        await asyncio.to_thread(self._files.carry_out, request)
+    async def execute(self, request: Gather | Spread) -> None:
+        """Execute one gather on a thread."""
+        await asyncio.to_thread(self._files.execute, request)
 
     async def close(self) -> None:
         """Close the files."""
@@ -101,8 +101,8 @@ class AsyncBackendFiles:
         # Reads through the backend's synchronous reader, on a thread.
         self.checker: BlockChecker | None = None
 
-    async def carry_out(self, request: Gather | Spread) -> None:
-        """Carry out one gather."""
+    async def execute(self, request: Gather | Spread) -> None:
+        """Execute one gather."""
         if isinstance(request, Spread):
             rows = request.scratch()
             await self._gather(request.as_gather(rows))

@@ -20,8 +20,8 @@ from guideloom._base.errors import CorruptDataError, GuideLoomError
 from guideloom._base.protocols import SpanStorageFormat, StreamWithMetaStorageFormat
 from guideloom._kernels.spans import fill_spans, find_blocks, find_spans
 from guideloom._plan.windows import WindowPlan, plan_windows
-from guideloom._read.asks import Gather
 from guideloom._read.operations import Operation
+from guideloom._read.requests import Gather
 from guideloom._read.streams import Empty, StreamOperations, WantedDtype, gather_windows
 from guideloom._storage.catalog import Catalog
 

@@ -17,8 +17,8 @@ from guideloom._base.errors import ArgumentError
 from guideloom._base.protocols import StreamStorageFormat
 from guideloom._format.stream_numpy import StreamNumpyFormat
 from guideloom._plan.windows import WindowPlan, plan_windows
-from guideloom._read.asks import Gather, Spread
 from guideloom._read.operations import Operation
+from guideloom._read.requests import Gather, Spread
 from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]

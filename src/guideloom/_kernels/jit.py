@@ -1,4 +1,4 @@
-"""The one door to numba: compiles a kernel on its first call, without the GIL, cached on disk where possible."""
+"""The only way to numba: compiles a kernel on its first call, without the GIL, cached on disk where possible."""
 
 from __future__ import annotations
 

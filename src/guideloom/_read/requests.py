@@ -1,4 +1,4 @@
-"""What an operation asks of the files: byte ranges into a buffer, or records into columns."""
+"""What an operation requests of the files: byte ranges into a buffer, or records into columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door to numba: every state of the cache gives the right answer, quietly."""
+"""The compiler of kernels: every state of the cache gives the right answer, quietly."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 import guideloom
-from guideloom._kernels.door import kernel
+from guideloom._kernels.jit import kernel
 
 SOURCES = Path(guideloom.__file__).parent
 
 KERNEL_MODULE = '''
 """A kernel in a file of its own, so that its cache is too."""
 import numpy as np
-from guideloom._kernels.door import kernel
+from guideloom._kernels.jit import kernel
 
 @kernel("int64(int64[::1], int64)")
 def reverse(values, add):
