@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -99,3 +100,12 @@ def test_the_changelog_begins_with_this_version() -> None:
     heading = re.search(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE)
     assert heading is not None
     assert version in heading[1]
+
+
+def test_the_picture_of_the_layers_is_the_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["id"] == "layers")
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    picture = re.search(r"^## Layers$.*?^```\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert picture is not None
+    assert picture[1].splitlines() == layers
