@@ -215,7 +215,7 @@ class Clock:
 def test_no_way_of_making_batches_changes_them(seed: int, collate_fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(seed)
     monkeypatch.setattr("guideloom._loader.pipeline.perf_counter", clock)
-    monkeypatch.setattr("guideloom._loader.sharing._usable_processors", lambda: 64)
+    monkeypatch.setattr("guideloom._loader.sharing.usable_processors", lambda: 64)
     made_by = set()
 
     class Watched(RowDataset):

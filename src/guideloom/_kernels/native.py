@@ -342,3 +342,18 @@ def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, 
         for k in range(code.size):
             _spread(code[k], base + src[r] + offset[k], itemsize, count, out[k] + first * size[k], size[k])
     return _done(blocks, waits, status)
+
+
+# --- waiting -------------------------------------------------------------------------------------------
+
+sched_yield = types.ExternalFunction("sched_yield", types.int32())
+
+
+def hand_over(theirs, mine, most):
+    theirs[0] = 1
+    for _ in range(most):
+        # The call keeps the compiler from reading once for all turns.
+        sched_yield()
+        if mine[0] != 0:
+            break
+    return mine[0]

@@ -1,6 +1,8 @@
 """The bounded queue between the thread that makes batches and the caller, and the way our threads sleep and wake.
 
-Waking a thread that wants the interpreter lock costs both sides more than a small batch does, so neither side is woken
+Waking a thread that wants the interpreter lock costs both sides more than a small batch does. So a thread that has to
+wait watches for a moment before it sleeps: a caller that does nothing else then takes turns with the thread that makes
+batches, a full queue at a time, and no one sleeps at all. Where one sleeps, neither side is woken
 for each batch: a producer when half of the room is free, a waiting caller when three quarters of the room are taken (so
 that the producer goes on while the caller wakes up), or after a millisecond whatever there is.
 """
@@ -13,7 +15,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
+from guideloom._kernels.spin import hand_over
+from guideloom._loader.sharing import usable_processors
 from guideloom._loader.work import EndOfEpoch
+
+WATCHES = usable_processors() > 1
+"""Whether threads watch for a moment before they sleep: where they would not stand in each other's way."""
+
+# For how many turns, of about half a microsecond: as long as small batches take to make, and to be taken.
+_CALLER_TURNS = 1000
+_PRODUCER_TURNS = 500
 
 # How long a waiting caller may be kept waiting for a second batch when the first one is there.
 _HOLD_S = 0.001
@@ -26,11 +39,34 @@ class Sleeper:
     no lock and may therefore be called from a finaliser that interrupted the sleeping thread itself.
     """
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_lock", "_signal", "watching")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
+        self._signal = np.zeros(1, np.int64)
+        self.watching = False
+
+    def watch(self, other: Sleeper | None, turns: int) -> None:
+        """Wake ``other``, and wait for a wake for a moment, without sleep; for what was waited for, look yourself.
+
+        Whoever would wake this thread may leave it to itself while ``watching``: it looks once more before it sleeps.
+        """
+        if self._lock.acquire(blocking=False):
+            if other is not None:
+                other.wake()
+            return
+        self._signal[0] = 0
+        if other is not None:
+            with suppress(RuntimeError):  # A wake is there already.
+                other._lock.release()
+        self.watching = True
+        try:
+            # The other thread is signalled when the interpreter lock is free for it, not before.
+            hand_over(_NOBODY if other is None else other._signal, self._signal, turns)
+        finally:
+            self.watching = False
+        self._lock.acquire(blocking=False)
 
     def sleep(self, timeout_s: float = -1) -> bool:
         """Wait for a wake; False after ``timeout_s``."""
@@ -38,9 +74,12 @@ class Sleeper:
 
     def wake(self) -> None:
         """End the present sleep, or the next one."""
+        self._signal[0] = 1
         with suppress(RuntimeError):  # A wake is there already.
             self._lock.release()
 
+
+_NOBODY = np.zeros(1, np.int64)
 
 PARKED = object()
 """Given by ``Outbox.take`` in place of a batch: the batch thread rests, the caller may make the next batch itself."""
@@ -69,7 +108,11 @@ class Outbox:
     total : int
         Number of batches.
     on_room : callable
-        Called by the caller's thread, with ``mutex`` held, when ``starved`` is set and there is room again.
+        Called by the caller's thread, with ``mutex`` held, when ``starved`` is set and there is room again; returns who
+        is to be woken.
+
+    hands_over : bool
+        Whether who makes batches calls ``hand_over`` before it waits for room.
 
     Attributes
     ----------
@@ -92,6 +135,7 @@ class Outbox:
         "_asking",
         "_caller",
         "_half",
+        "_hands_over",
         "_hold",
         "_on_room",
         "_plenty",
@@ -109,13 +153,18 @@ class Outbox:
         "taken",
     )
 
-    def __init__(self, window: int, total: int, on_room: Callable[[], None]) -> None:
+    def __init__(
+        self, window: int, total: int, on_room: Callable[[], Sleeper | None], hands_over: bool = False
+    ) -> None:
         self.mutex = threading.Lock()
         self.taken = 0
         self.begun = 0
         self.starved = False
         self.stopped = False
         self._window = window
+        self._hands_over = hands_over and WATCHES
+        if self._hands_over:
+            hand_over.get()  # not in the middle of an epoch
         self._total = total
         self._half = max(1, window // 2)
         self._plenty = max(1, 3 * window // 4)
@@ -142,7 +191,9 @@ class Outbox:
             self._put += 1
             if self._waiting:
                 last = self._put == self._total or type(item) is Failure
-                if not self._hold or last or len(self._ready) >= self._plenty:
+                # One that watches is woken by who waits for room.
+                plenty = not self._caller.watching and len(self._ready) >= self._plenty
+                if not self._hold or last or plenty:
                     self._waiting = False
                     wake = True
         if wake:
@@ -158,6 +209,7 @@ class Outbox:
         """
         # The first batch is worth a wake of its own.
         hold = self.taken > 0
+        watch = self._hands_over
         item: Any = None
         while True:
             with self.mutex:
@@ -165,7 +217,7 @@ class Outbox:
                     item = self._ready.popleft()
                     self.taken += 1
                     self._asking = self._waiting = False
-                    self._look_for_room()
+                    producer = self._look_for_room(waits=False)
                     break
                 if self.stopped or self.taken >= self._total:
                     raise EndOfEpoch
@@ -174,9 +226,17 @@ class Outbox:
                     return PARKED
                 self._waiting = True
                 self._hold = hold
-                self._look_for_room()
+                producer = self._look_for_room(waits=True)
+            if watch:
+                watch = False
+                self._caller.watch(producer, _CALLER_TURNS)
+                continue
+            if producer is not None:
+                producer.wake()
             if not self._caller.sleep(_HOLD_S if hold else -1):
                 hold = False
+        if producer is not None:
+            producer.wake()
         if type(item) is Failure:
             raise item.error
         return item
@@ -187,23 +247,46 @@ class Outbox:
             self._put += 1
             self.taken += 1
             self._asking = False
-            self._look_for_room()
+            producer = self._look_for_room(waits=False)
+        if producer is not None:
+            producer.wake()
 
     def park(self) -> bool:
-        """Let the batch thread rest, if ``resting`` is set and the caller does not wait for it already."""
+        """Let the batch thread rest, if ``resting`` is set; a caller that waits makes its batch itself."""
         with self.mutex:
-            self.parked = self.resting and not self._waiting
-            return self.parked
+            self.parked = self.resting
+            wake = self.parked and self._waiting
+            if wake:
+                self._waiting = False
+        if wake:
+            self._caller.wake()
+        return self.parked
 
     def unpark(self) -> None:
         """End the rest of the batch thread: from now on the caller makes no batch."""
         with self.mutex:
             self.resting = self.parked = False
 
-    def _look_for_room(self) -> None:
-        if self.starved and self.taken + self._asking + self._window - self.begun >= self._half:
-            self.starved = False
-            self._on_room()
+    def _look_for_room(self, waits: bool) -> Sleeper | None:
+        """Return who is to be woken because there is room; one that watches only when the caller waits itself."""
+        if not self.starved or self.taken + self._asking + self._window - self.begun < self._half:
+            return None
+        producer = self._on_room()
+        if producer is not None and producer.watching and not waits:
+            return None
+        self.starved = False
+        return producer
+
+    def hand_over(self, producer: Sleeper) -> bool:
+        """Wake a caller that watches, now that all room is taken, and watch for room; False where none is waiting.
+
+        To be called by the thread that makes batches before it sleeps, without the mutex.
+        """
+        if not (self._hands_over and self._waiting and self._ready):
+            # A caller that is busy will be so for longer than it pays to watch.
+            return False
+        producer.watch(self._caller, _PRODUCER_TURNS)
+        return True
 
     def retire(self, abandoned: bool) -> None:
         """Give up who makes batches, which has ended, and the batches that are ready if no one will take them."""

@@ -102,7 +102,7 @@ class ThreadFeed:
         self._total = schedule.num_batches
         self._on_demand = prefetch == 0
         self._demanded = 0
-        self._outbox = Outbox(max(1, prefetch), self._total, self._on_room)
+        self._outbox = Outbox(max(1, prefetch), self._total, self._on_room, hands_over=True)
         self._mutex = self._outbox.mutex
         rows = schedule.batch_size
         self._part_rows = min(rows, -(-rows * max(1, prefetch) // max(1, num_workers))) if work.splits else rows
@@ -209,11 +209,12 @@ class ThreadFeed:
     def _limit(self) -> int:
         return self._demanded if self._on_demand else self._outbox.limit
 
-    def _on_room(self) -> None:
+    def _on_room(self) -> Sleeper | None:
         if self._sharing.shared:
             self._wake_reader()
-        else:
-            self._wake_batcher()
+        elif self._batcher_waits:
+            return self._batcher
+        return None
 
     def _wake_batcher(self) -> None:
         if self._batcher_waits:
@@ -285,11 +286,13 @@ class ThreadFeed:
         sharing = self._sharing
         begun_at = perf_counter()
         waited_s = 0.0
+        handed_over = False
         while True:
             if self._stopped:
                 return Failure(EndOfEpoch())
             parts, task, alone, room = None, None, False, True
             with self._mutex:
+                self._batcher_waits = False
                 limit = self._limit()
                 slot = self._slots.get(number)
                 if slot is not None and slot.missing == 0:
@@ -327,7 +330,9 @@ class ThreadFeed:
                 self._batcher.sleep()
             else:
                 slept_at = perf_counter()
-                self._batcher.sleep()
+                handed_over = not handed_over and self._outbox.hand_over(self._batcher)
+                if not handed_over:
+                    self._batcher.sleep()
                 begun_at += perf_counter() - slept_at
         item = self._finished(parts)
         if self._can_share:

@@ -69,7 +69,7 @@ class Sharing:
 
     def __init__(self, num_readers: int, window: int, processors: int | None = None) -> None:
         self.num_readers = num_readers
-        self._processors = _usable_processors() if processors is None else processors
+        self._processors = usable_processors() if processors is None else processors
         self.width = 0
         self.costly = False
         self._window = window
@@ -178,7 +178,8 @@ class Sharing:
         self._longest_s = 0.0
 
 
-def _usable_processors() -> int:
+def usable_processors() -> int:
+    """Processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

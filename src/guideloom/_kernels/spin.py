@@ -1,0 +1,35 @@
+"""Waiting for another thread without sleep, for a moment: a processor that sleeps takes long to wake."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from guideloom._kernels.jit import kernel
+
+I64 = npt.NDArray[np.int64]
+
+
+def _hand_over_numpy(theirs: I64, mine: I64, most: int) -> int:
+    """Twin of :func:`hand_over`."""
+    theirs[0] = 1
+    for _ in range(most):
+        time.sleep(0)
+        if mine[0]:
+            break
+    return int(mine[0])
+
+
+@kernel("int64(int64[::1], int64[::1], int64)", twin=_hand_over_numpy, build=True)
+def hand_over() -> Any:
+    """Set ``theirs[0]``, then watch ``mine[0]`` for at most ``most`` turns; returns what is in it.
+
+    ``(theirs int64[1], mine int64[1], most)``. Each turn offers the processor to whoever wants it. Runs without the
+    interpreter lock, which the other thread can thus take at once.
+    """
+    from guideloom._kernels import native
+
+    return native.hand_over

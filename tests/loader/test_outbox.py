@@ -1,0 +1,92 @@
+"""The queue between the thread that makes batches and the caller: who is woken, and when nobody has to be."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from guideloom._loader import outbox as module
+from guideloom._loader.outbox import Outbox, Sleeper
+from guideloom._loader.work import EndOfEpoch
+
+
+class Producer:
+    """Makes the numbers below ``total``, the way a batch thread does."""
+
+    def __init__(self, window: int, total: int, hands_over: bool) -> None:
+        self.sleeper = Sleeper()
+        self.outbox = Outbox(window, total, self.on_room, hands_over)
+        self.total = total
+        self.waits = False
+        self.most_ready = 0
+        self.thread = threading.Thread(target=self.run)
+
+    def on_room(self) -> Sleeper | None:
+        return self.sleeper if self.waits else None
+
+    def run(self) -> None:
+        for number in range(self.total):
+            handed_over = False
+            while True:
+                with self.outbox.mutex:
+                    self.waits = number >= self.outbox.limit
+                    if not self.waits:
+                        self.outbox.begun += 1
+                        break
+                    self.outbox.starved = True
+                handed_over = not handed_over and self.outbox.hand_over(self.sleeper)
+                if not handed_over:
+                    self.sleeper.sleep()
+            self.outbox.put(number)
+            self.most_ready = max(self.most_ready, number + 1 - self.outbox.taken)
+
+
+@pytest.mark.parametrize("watches", [False, True])
+@pytest.mark.parametrize("hands_over", [False, True])
+@pytest.mark.parametrize("window", [1, 2, 4, 16])
+def test_every_item_comes_once_in_order(
+    window: int, hands_over: bool, watches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WATCHES", watches)
+    producer = Producer(window, 3000, hands_over)
+    producer.thread.start()
+    found = [producer.outbox.take() for _ in range(3000)]
+    producer.thread.join()
+    assert found == list(range(3000))
+    assert producer.most_ready <= window + 1
+    with pytest.raises(EndOfEpoch):
+        producer.outbox.take()
+
+
+def test_an_idle_caller_and_its_producer_take_turns_without_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WATCHES", True)
+    # However slow this machine is at the moment, neither gives up.
+    monkeypatch.setattr(module, "_CALLER_TURNS", 1 << 40)
+    monkeypatch.setattr(module, "_PRODUCER_TURNS", 1 << 40)
+    slept: list[str] = []
+    sleep = Sleeper.sleep
+
+    def counted(self: Any, timeout_s: float = -1) -> bool:
+        slept.append(threading.current_thread().name)
+        return sleep(self, timeout_s)
+
+    monkeypatch.setattr(Sleeper, "sleep", counted)
+    producer = Producer(4, 3000, hands_over=True)
+    producer.thread.start()
+    assert [producer.outbox.take() for _ in range(3000)] == list(range(3000))
+    producer.thread.join()
+    # The start may be out of step.
+    assert len(slept) <= 30
+
+
+def test_a_wake_while_watching_is_not_lost() -> None:
+    sleeper = Sleeper()
+    sleeper.wake()
+    sleeper.watch(None, 1 << 40)
+    waker = threading.Thread(target=sleeper.wake)
+    waker.start()
+    sleeper.watch(None, 1 << 40)
+    waker.join()
+    assert not sleeper.watching
