@@ -40,6 +40,7 @@ class Arguments:
     pin_memory: bool
     drop_last: bool
     prefetch: int
+    copy_ahead: bool
 
     @classmethod
     def checked(cls, dataset: DatasetAbstract, collate_fn: Callable[[list[Any]], Any] | None, **options: Any) -> Self:
@@ -67,6 +68,12 @@ class Arguments:
                 f"pin_memory=True needs a CUDA device, the batches go to {device}: "
                 "pass pin_memory=False, or device='cuda'"
             )
+        copy_ahead = bool(options["copy_ahead"])
+        if copy_ahead and not (pin_memory and numbers["prefetch"]):
+            raise ArgumentError(
+                f"copy_ahead=True needs pin_memory=True, a CUDA device, and prefetch of at least 1, found "
+                f"pin_memory={pin_memory}, device {str(device)!r} and prefetch={numbers['prefetch']}"
+            )
         return cls(
             dataset,
             collate_fn,
@@ -76,6 +83,7 @@ class Arguments:
             shuffle_seed=None if seed is None else as_int(seed, "shuffle_seed"),
             pin_memory=pin_memory,
             drop_last=bool(options["drop_last"]),
+            copy_ahead=copy_ahead,
             **numbers,
         )
 

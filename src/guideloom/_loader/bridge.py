@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,27 @@ class Runtime:
     def move(self, leaf: Any, device: torch.device, non_blocking: bool) -> Any:
         """Copy a tensor to a device."""
         return leaf.to(device, non_blocking=non_blocking)
+
+    def new_stream(self, device: torch.device) -> Any:
+        """Make a CUDA stream beside the one that the caller computes on."""
+        return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which copies are queued on ``stream``."""
+        return torch.cuda.stream(stream)
+
+    def record(self, stream: Any) -> Any:
+        """Return an event that comes when all that is queued on ``stream`` by now is done."""
+        return stream.record_event()
+
+    def await_event(self, event: Any, device: torch.device) -> None:
+        """Let what the caller queues from now on wait for an event; the host goes on."""
+        torch.cuda.current_stream(device).wait_event(event)
+
+    def keep_for_caller(self, tensor: Any, device: torch.device) -> None:
+        """Keep a tensor's memory from reuse until what the caller queued by its end is done."""
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(device))
 
 
 RUNTIME = Runtime()
@@ -124,6 +146,54 @@ class Mover:
         return self._runtime.move(leaf, self.device, self._non_blocking)
 
 
+class Copied(NamedTuple):
+    """A batch whose copy to the device is queued, and the event of its end."""
+
+    batch: Any
+    event: Any
+
+
+class CopyAhead:
+    """Copies batches to a CUDA device before the caller takes them, on a stream that runs beside the caller's.
+
+    Parameters
+    ----------
+    device : torch.device
+    runtime : Runtime
+
+    Notes
+    -----
+    The order follows PyTorch's notes on CUDA streams: the caller's stream waits for the event of the copy, and each
+    tensor is recorded on the caller's stream, since its memory belongs to the copying one.
+    """
+
+    def __init__(self, device: torch.device, runtime: Runtime = RUNTIME) -> None:
+        self._device = device
+        self._runtime = runtime
+        self._mover = Mover(device, runtime)
+        self._stream: Any = None
+
+    def __call__(self, batch: Any) -> Copied:
+        """Queue the copy; called for one batch at a time."""
+        if self._stream is None:
+            self._stream = self._runtime.new_stream(self._device)
+        with self._runtime.on_stream(self._stream):
+            return Copied(self._mover(batch), self._runtime.record(self._stream))
+
+    def arrive(self, copied: Copied) -> Any:
+        """Return the batch, for use on the caller's stream; in the caller's thread."""
+        self._runtime.await_event(copied.event, self._device)
+        transform(copied.batch, self._keep)
+        return copied.batch
+
+    def _keep(self, leaf: Any) -> Any:
+        # A packed sequence holds several tensors, or None in their place.
+        for tensor in leaf if isinstance(leaf, PackedSequence) else (leaf,):
+            if tensor is not None:
+                self._runtime.keep_for_caller(tensor, self._device)
+        return leaf
+
+
 class Pinner:
     """Puts the CPU tensors of a batch into pinned memory, in the batch thread.
 
@@ -158,6 +228,11 @@ _NO_TENSORS = frozenset((bool, int, float, complex, str, bytes, bytearray, memor
 
 def transform(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """Apply ``leaf`` to each tensor in nested containers; containers in which nothing changed are kept."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return _transform_sequence(value, leaf)
+    if kind is dict:
+        return _transform_mapping(value, leaf)
     if isinstance(value, _LEAVES):
         return leaf(value)
     if isinstance(value, _PLAIN):

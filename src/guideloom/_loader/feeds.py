@@ -11,12 +11,12 @@ import numpy as np
 from guideloom._base.protocols import DatasetAbstract
 from guideloom._dataset.source import BatchSource
 from guideloom._loader import bridge
-from guideloom._loader.bridge import PinnedArrays, Pinner
+from guideloom._loader.bridge import CopyAhead, PinnedArrays, Pinner
 from guideloom._loader.iterator import Opened
 from guideloom._loader.pipeline import ThreadFeed
 from guideloom._loader.processes import ProcessFeed
 from guideloom._loader.sharing import Sharing
-from guideloom._loader.work import ArrayWork, CollateFn, Feed, SampleWork, Schedule, SerialFeed, Work
+from guideloom._loader.work import ArrayWork, CollateFn, CopyingWork, Feed, SampleWork, Schedule, SerialFeed, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class FeedOptions:
     parallel_method: Literal["thread", "process"]
     pin_memory: bool
     prefetch: int
+    copy_ahead: CopyAhead | None = None
 
 
 def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing: Sharing) -> Feed:
@@ -39,7 +40,7 @@ def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing:
         return SerialFeed(schedule, _array_work(opened.source, None))
     enter_thread = _nothing if pinner is None else pinner.enter_thread
     if options.num_workers and options.parallel_method == "process":
-        received = _received(options.collate_fn, pinner)
+        received = _received(options.collate_fn, pinner, options.copy_ahead)
         return ProcessFeed(
             options.dataset,
             opened.source.snapshot,
@@ -56,6 +57,8 @@ def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing:
         work = _array_work(opened.source, pinner)
     else:
         work = SampleWork(opened.source, options.collate_fn, pinner)
+    if options.copy_ahead is not None:
+        work = CopyingWork(work, options.copy_ahead)
     if not options.num_workers and not options.prefetch:
         return SerialFeed(schedule, work)
     return ThreadFeed(
@@ -83,13 +86,19 @@ def _array_work(source: BatchSource, pinner: Pinner | None) -> ArrayWork:
     return ArrayWork(read)
 
 
-def _received(collate_fn: Any, pinner: Pinner | None) -> Callable[[Any], Any] | None:
-    """Return what is done to a batch from a process: its arrays become tensors, its tensors pinned."""
-    if collate_fn is not None:
-        return pinner
-    if pinner is None:
-        return bridge.tensors
-    return lambda arrays: pinner(bridge.tensors(arrays))
+def _received(collate_fn: Any, pinner: Pinner | None, copy_ahead: CopyAhead | None) -> Callable[[Any], Any] | None:
+    """Return what is done to a batch from a process: its arrays become tensors, its tensors pinned, and copied."""
+    steps = [None if collate_fn is not None else bridge.tensors, pinner, copy_ahead]
+    taken: list[Callable[[Any], Any]] = [step for step in steps if step is not None]
+    if not taken:
+        return None
+
+    def receive(batch: Any) -> Any:
+        for step in taken:
+            batch = step(batch)
+        return batch
+
+    return receive
 
 
 def _nothing() -> None:

@@ -13,7 +13,6 @@ from guideloom._base.errors import NotOpenError
 from guideloom._base.forks import FORKS
 from guideloom._base.protocols import DatasetSyncReaderAbstract
 from guideloom._dataset.source import BatchSource
-from guideloom._loader.bridge import Mover
 from guideloom._loader.state import Position
 from guideloom._loader.work import EndOfEpoch, Feed
 from guideloom._plan.partition import Partition
@@ -29,7 +28,7 @@ class LoaderIterator(Iterator[Any]):
         self,
         end_epoch: Callable[[], None],
         feed: Feed,
-        move: Mover | None,
+        move: Callable[[Any], Any] | None,
         partition: Partition,
         position: Position,
     ) -> None:

@@ -13,7 +13,7 @@ from guideloom._base.protocols import DatasetAbstract, StatefulDataLoaderStateDi
 from guideloom._dataset.source import source_of
 from guideloom._loader import bridge
 from guideloom._loader.arguments import Arguments, dataset_of, describe_samples
-from guideloom._loader.bridge import Mover
+from guideloom._loader.bridge import CopyAhead, Mover
 from guideloom._loader.feeds import FeedOptions, make_feed
 from guideloom._loader.iterator import CLOSE_TIMEOUT_S, LoaderIterator, Opened
 from guideloom._loader.sharing import Sharing
@@ -66,6 +66,9 @@ class StatefulDataLoader(SyncContextManager):
         steps.
     prefetch : int, default 0
         Batches made ahead, by a thread of their own. 0: no look-ahead; workers read parts of the present batch.
+    copy_ahead : bool, default False
+        Whether batches are copied to the CUDA device ahead as well, on a stream of their own, so that a copy runs
+        beside the step before. It takes device memory for ``prefetch`` batches; needs ``pin_memory`` and ``prefetch``.
 
     Raises
     ------
@@ -106,6 +109,7 @@ class StatefulDataLoader(SyncContextManager):
         pin_memory: bool = False,
         drop_last: bool = True,
         prefetch: int = 0,
+        copy_ahead: bool = False,
     ) -> None:
         self._arguments = given = Arguments.checked(
             dataset,
@@ -121,10 +125,19 @@ class StatefulDataLoader(SyncContextManager):
             pin_memory=pin_memory,
             drop_last=drop_last,
             prefetch=prefetch,
+            copy_ahead=copy_ahead,
         )
         given.warn()
+        self._copy_ahead = CopyAhead(given.device) if given.copy_ahead else None
         self._options = FeedOptions(
-            dataset, collate_fn, given.device, given.num_workers, parallel_method, given.pin_memory, given.prefetch
+            dataset,
+            collate_fn,
+            given.device,
+            given.num_workers,
+            parallel_method,
+            given.pin_memory,
+            given.prefetch,
+            self._copy_ahead,
         )
         self._sharing = Sharing(given.num_workers, max(1, given.prefetch))
         self._position = Position()
@@ -153,6 +166,7 @@ class StatefulDataLoader(SyncContextManager):
         pin_memory: bool = False,
         drop_last: bool = True,
         prefetch: int = 0,
+        copy_ahead: bool = False,
     ) -> Self:
         """Return a loader over the windows of a stream, or over documents.
 
@@ -187,6 +201,7 @@ class StatefulDataLoader(SyncContextManager):
             pin_memory=pin_memory,
             drop_last=drop_last,
             prefetch=prefetch,
+            copy_ahead=copy_ahead,
         )
 
     @staticmethod
@@ -323,11 +338,17 @@ class StatefulDataLoader(SyncContextManager):
         order = make_order(opened.source.size, given.shuffle, given.seed, self._position.epoch)
         schedule = Schedule(opened.source, order, opened.partition, self._position.offset)
         feed = make_feed(self._options, opened, schedule, self._sharing)
-        # Arrays that we made are on the CPU; what a user's function gives may be anywhere.
-        move = None if given.collate_fn is None and given.device.type == "cpu" else Mover(given.device)
-        iterator = LoaderIterator(self._end_epoch, feed, move, opened.partition, self._position)
+        iterator = LoaderIterator(self._end_epoch, feed, self._move(), opened.partition, self._position)
         self._iterator = weakref.ref(iterator)
         return iterator
+
+    def _move(self) -> Callable[[Any], Any] | None:
+        """What is done to a batch when it is given; None where there is nothing to do."""
+        if self._copy_ahead is not None:
+            return self._copy_ahead.arrive
+        device = self._arguments.device
+        # Arrays that we made are on the CPU; what a user's function gives may be anywhere.
+        return None if self._arguments.collate_fn is None and device.type == "cpu" else Mover(device)
 
     def _end_epoch(self) -> None:
         self._position = Position(self._position.epoch + 1, 0)

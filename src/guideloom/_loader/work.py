@@ -154,6 +154,27 @@ class ArrayWork:
         return parts[0]
 
 
+class CopyingWork:
+    """The batches of another work, on their way to a device.
+
+    Parameters
+    ----------
+    work : Work
+    copy : callable
+        Queues a batch's copy.
+    """
+
+    def __init__(self, work: Work, copy: Callable[[Any], Any]) -> None:
+        self.splits = work.splits
+        self.anywhere = work.anywhere
+        self.read = work.read
+        self._finish = work.finish
+        self._copy = copy
+
+    def finish(self, parts: list[Any]) -> Any:
+        return self._copy(self._finish(parts))
+
+
 class Feed(Protocol):
     """Where an iterator gets its batches from, in order."""
 
