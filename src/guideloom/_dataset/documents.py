@@ -70,19 +70,18 @@ class DocumentDatasetSyncReader(SyncView[DocumentStorageSyncReaderAbstract], Dat
     def _source_on(self, reader: DocumentStorageSyncReaderAbstract) -> BatchSource:
         return DocumentSource(reader) if isinstance(reader, DocumentSyncReader) else ItemwiseSource(self)
 
-    def __len__(self) -> int:
-        return self._require_open()[0].total_length
+    def _count(self, reader: DocumentStorageSyncReaderAbstract) -> int:
+        return reader.total_length
 
     def __getitem__(self, index: int | slice, /) -> Any:
-        reader, _ = self._require_open()
-        size = reader.total_length
+        reader, _, size = self._require_open()
         if isinstance(index, slice):
             return list(reader.read_many(slice_indexes(index, size)))
         return reader.read(item_index(index, size, "document"))
 
     def __repr__(self) -> str:
         opened = self._opened
-        state = "closed" if opened is None else f"{opened[0].total_length} documents"
+        state = "closed" if opened is None else f"{opened[2]} documents"
         return f"DocumentDatasetSyncReader({self._dataset!r}, {state})"
 
 

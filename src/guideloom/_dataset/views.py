@@ -27,7 +27,11 @@ class SyncView(ABC, Generic[SyncReaderT]):
 
     def __init__(self, make_reader: Callable[[], SyncReaderT]) -> None:
         self._make_reader = make_reader
-        self._opened: tuple[SyncReaderT, BatchSource] | None = None
+        self._opened: tuple[SyncReaderT, BatchSource, int] | None = None
+
+    @abstractmethod
+    def _count(self, reader: SyncReaderT) -> int:
+        """Return the number of items in what a reader of the storage has open."""
 
     @abstractmethod
     def _source_on(self, reader: SyncReaderT) -> BatchSource:
@@ -38,14 +42,14 @@ class SyncView(ABC, Generic[SyncReaderT]):
         self._require_closed()
         reader = self._make_reader()
         reader.open()
-        self._opened = reader, self._source_on(reader)
+        self._opened = reader, self._source_on(reader), self._count(reader)
 
     def open_snapshot(self, snapshot: Catalog) -> None:
         """Open what another reader of this data set has open, see :attr:`BatchSource.snapshot`."""
         self._require_closed()
         reader = self._make_reader()
         open_snapshot(reader, snapshot)
-        self._opened = reader, self._source_on(reader)
+        self._opened = reader, self._source_on(reader), self._count(reader)
 
     def close(self) -> None:
         """Close the storage; safe to call again."""
@@ -57,8 +61,11 @@ class SyncView(ABC, Generic[SyncReaderT]):
         """Return batched access, for the loader."""
         return self._require_open()[1]
 
-    def _require_open(self) -> tuple[SyncReaderT, BatchSource]:
-        # Both at once: another thread may close this reader and open it again, on other data, at any moment.
+    def __len__(self) -> int:
+        return self._require_open()[2]
+
+    def _require_open(self) -> tuple[SyncReaderT, BatchSource, int]:
+        # All at once: another thread may close this reader and open it again, on other data, at any moment.
         opened = self._opened
         if opened is None:
             raise _not_open()

@@ -120,12 +120,11 @@ class StreamDatasetSyncReader(SyncView[StreamStorageSyncReaderAbstract], Dataset
             return WindowSource(self._dataset, reader)
         return ItemwiseSource(self, self._dataset.view)
 
-    def __len__(self) -> int:
-        return self._dataset.count(self._require_open()[0].total_length)
+    def _count(self, reader: StreamStorageSyncReaderAbstract) -> int:
+        return self._dataset.count(reader.total_length)
 
     def __getitem__(self, index: int | slice, /) -> Any:
-        reader, source = self._require_open()
-        size = self._dataset.count(reader.total_length)
+        reader, source, size = self._require_open()
         if isinstance(index, slice):
             return self._items(reader, source, slice_indexes(index, size))
         return self._items(reader, source, np.array([item_index(index, size, "window")], np.int64))[0]
@@ -138,7 +137,7 @@ class StreamDatasetSyncReader(SyncView[StreamStorageSyncReaderAbstract], Dataset
 
     def __repr__(self) -> str:
         opened = self._opened
-        state = "closed" if opened is None else f"{self._dataset.count(opened[0].total_length)} windows"
+        state = "closed" if opened is None else f"{opened[2]} windows"
         return f"StreamDatasetSyncReader({self._dataset!r}, {state})"
 
 
