@@ -90,3 +90,26 @@ def test_a_wake_while_watching_is_not_lost() -> None:
     sleeper.watch(None, 1 << 40)
     waker.join()
     assert not sleeper.watching
+
+
+def test_who_is_held_up_while_watching_sleeps_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[int] = []
+    now = [0.0]
+
+    def watch(theirs: Any, mine: Any, most: int) -> int:
+        watched.append(most)
+        now[0] += 0.003 if len(watched) in (2, 3) else 0.0001
+        return 0
+
+    monkeypatch.setattr(module, "hand_over", watch)
+    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    sleeper = Sleeper()
+    waits = []
+    for wait in range(300):
+        before = len(watched)
+        sleeper.watch(None, 5)
+        if len(watched) > before:
+            waits.append(wait)
+    # After the second watch it rests for 64 waits, after the third for twice as many.
+    assert waits[:4] == [0, 1, 66, 195]
+    assert waits[4:] == list(range(196, 300))

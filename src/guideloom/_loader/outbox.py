@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ WATCHES = usable_processors() > 1
 # For how many turns, of about half a microsecond: as long as small batches take to make, and to be taken.
 _CALLER_TURNS = 1000
 _PRODUCER_TURNS = 500
+# A watch that took so long was interrupted by other work; for how many waits no one watches after that.
+_HELD_UP_S = 0.0015
+_SHORTEST_REST, _LONGEST_REST = 64, 4096
 
 # How long a waiting caller may be kept waiting for a second batch when the first one is there.
 _HOLD_S = 0.001
@@ -39,20 +43,23 @@ class Sleeper:
     no lock and may therefore be called from a finaliser that interrupted the sleeping thread itself.
     """
 
-    __slots__ = ("_lock", "_signal", "watching")
+    __slots__ = ("_lock", "_next_rest", "_rest", "_signal", "watching")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
         self._signal = np.zeros(1, np.int64)
         self.watching = False
+        self._rest = 0
+        self._next_rest = _SHORTEST_REST
 
     def watch(self, other: Sleeper | None, turns: int) -> None:
         """Wake ``other``, and wait for a wake for a moment, without sleep; for what was waited for, look yourself.
 
         Whoever would wake this thread may leave it to itself while ``watching``: it looks once more before it sleeps.
         """
-        if self._lock.acquire(blocking=False):
+        if self._rest or self._lock.acquire(blocking=False):
+            self._rest -= self._rest > 0
             if other is not None:
                 other.wake()
             return
@@ -61,12 +68,19 @@ class Sleeper:
             with suppress(RuntimeError):  # A wake is there already.
                 other._lock.release()
         self.watching = True
+        began_at = perf_counter()
         try:
             # The other thread is signalled when the interpreter lock is free for it, not before.
             hand_over(_NOBODY if other is None else other._signal, self._signal, turns)
         finally:
             self.watching = False
         self._lock.acquire(blocking=False)
+        if perf_counter() - began_at > _HELD_UP_S:
+            # Others want the processors: whoever watches then loses its turn to them, and had better sleep.
+            self._rest = self._next_rest
+            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+        else:
+            self._next_rest = max(self._next_rest - 1, _SHORTEST_REST)
 
     def sleep(self, timeout_s: float = -1) -> bool:
         """Wait for a wake; False after ``timeout_s``."""
