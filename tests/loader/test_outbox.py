@@ -65,6 +65,8 @@ def test_an_idle_caller_and_its_producer_take_turns_without_sleep(monkeypatch: p
     # However slow this machine is at the moment, neither gives up.
     monkeypatch.setattr(module, "_CALLER_TURNS", 1 << 40)
     monkeypatch.setattr(module, "_PRODUCER_TURNS", 1 << 40)
+    monkeypatch.setattr(module, "_LONGEST_WATCH_NS", 1 << 60)
+    monkeypatch.setattr(module, "_HELD_UP_S", 1000.0)
     slept: list[str] = []
     sleep = Sleeper.sleep
 
@@ -81,7 +83,9 @@ def test_an_idle_caller_and_its_producer_take_turns_without_sleep(monkeypatch: p
     assert len(slept) <= 30
 
 
-def test_a_wake_while_watching_is_not_lost() -> None:
+def test_a_wake_while_watching_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_WATCH_NS", 1 << 60)
+    monkeypatch.setattr(module, "_HELD_UP_S", 1000.0)
     sleeper = Sleeper()
     sleeper.wake()
     sleeper.watch(None, 1 << 40)
@@ -96,7 +100,7 @@ def test_who_is_held_up_while_watching_sleeps_for_a_while(monkeypatch: pytest.Mo
     watched: list[int] = []
     now = [0.0]
 
-    def watch(theirs: Any, mine: Any, most: int) -> int:
+    def watch(theirs: Any, mine: Any, most: int, longest_ns: int) -> int:
         watched.append(most)
         now[0] += 0.003 if len(watched) in (2, 3) else 0.0001
         return 0

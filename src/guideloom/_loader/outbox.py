@@ -28,6 +28,8 @@ WATCHES = usable_processors() > 1
 # For how many turns, of about half a microsecond: as long as small batches take to make, and to be taken.
 _CALLER_TURNS = 1000
 _PRODUCER_TURNS = 500
+# A turn takes milliseconds where another process gets it: after so long none is begun.
+_LONGEST_WATCH_NS = 1_000_000
 # A watch that took so long was interrupted by other work; for how many waits no one watches after that.
 _HELD_UP_S = 0.0015
 _SHORTEST_REST, _LONGEST_REST = 64, 4096
@@ -71,7 +73,7 @@ class Sleeper:
         began_at = perf_counter()
         try:
             # The other thread is signalled when the interpreter lock is free for it, not before.
-            hand_over(_NOBODY if other is None else other._signal, self._signal, turns)
+            hand_over(_NOBODY if other is None else other._signal, self._signal, turns, _LONGEST_WATCH_NS)
         finally:
             self.watching = False
         self._lock.acquire(blocking=False)
