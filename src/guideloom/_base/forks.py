@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 
 class Forks:
@@ -12,15 +13,20 @@ class Forks:
     ----------
     count : int
         How many forks lie between the program's first process and this one.
+    lock : lock
+        For whoever makes an object of the parent usable here: several threads may find at once that it is not. Made
+        anew by each fork.
     """
 
-    __slots__ = ("count",)
+    __slots__ = ("count", "lock")
 
     def __init__(self) -> None:
         self.count = 0
+        self.lock = threading.Lock()
 
     def add(self) -> None:
         """Count the fork that made this process."""
+        self.lock = threading.Lock()
         self.count += 1
 
 

@@ -184,10 +184,15 @@ class FileSet(ABC):
 
     def _after_fork(self) -> None:
         # The parent's threads do not exist here, so neither do their locks nor their use of the files.
-        self._lock = threading.Lock()
-        self._users = []
-        self._forget()
-        self._forks = FORKS.count
+        with FORKS.lock:
+            if self._forks == FORKS.count:
+                return
+            self._lock = threading.Lock()
+            self._users = []
+            self._forget()
+            if self.checker is not None:
+                self.checker.forget_threads()
+            self._forks = FORKS.count
 
     @abstractmethod
     def _gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> None: ...

@@ -71,6 +71,11 @@ class BlockChecker:
         """Blocks that were found good."""
         return int(np.count_nonzero(self._checked))
 
+    def forget_threads(self) -> None:
+        """Give up what the threads of the parent of this forked process were checking: they do not exist here."""
+        self._changed = threading.Condition()
+        self._claimed = set()
+
     def check_ranges(self, file: Int64s, src: Int64s, nbytes: Int64s, lo: int, hi: int) -> None:
         """Check every block that holds a byte of runs ``lo`` to ``hi``, unless that was done before.
 
