@@ -1,4 +1,7 @@
-"""A backend of your own: here one that counts what it reads. An object store would look the same."""
+"""A backend of your own: here one that counts what it reads. An object store would look the same.
+
+To test yours, give it to ``guideloom.testing.BackendConformance``, as its docstring shows; this one passes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 import numpy as np
 
@@ -32,14 +36,17 @@ class CountingReader(IOSyncReaderAbstract):
     def __init__(self, path: PurePath, counts: Counts) -> None:
         self._path = Path(path)
         self._counts = counts
+        self._file: BinaryIO | None = None
 
     def open(self) -> None:
         """Open the file; a missing one is a ``FileNotFoundError``."""
         self._file = self._path.open("rb")
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; to call it again, or before ``open``, is no mistake."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def filesize(self) -> int:
         """Size in bytes."""
@@ -47,6 +54,8 @@ class CountingReader(IOSyncReaderAbstract):
 
     def read(self, offset: int, size: int) -> StorageBufferTypes:
         """Return exactly ``size`` bytes from ``offset``."""
+        if self._file is None:
+            raise RuntimeError(f"{self._path} is not open")
         if offset < 0:
             raise IndexError(f"negative offset {offset} in {self._path}")
         self._file.seek(offset)

@@ -32,7 +32,7 @@ class SyncContextManager(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; safe to call again."""
+        """Release everything; safe to call again, and before ``open``."""
 
     def __enter__(self) -> Self:
         self.open()
@@ -56,7 +56,7 @@ class AsyncContextManager(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Release everything; safe to call again."""
+        """Release everything; safe to call again, and before ``open``."""
 
     async def __aenter__(self) -> Self:
         await self.open()
