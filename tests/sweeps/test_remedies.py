@@ -8,8 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from guideloom import StatefulDataLoader, StreamDataset, StreamNumpyFormat, StreamStorage
-from guideloom.errors import ArgumentError, DataSetNotFoundError, NotOpenError, WrongKindError
+from guideloom import (
+    DocumentJsonFormat,
+    DocumentNumpyFormat,
+    DocumentStorage,
+    StatefulDataLoader,
+    StreamDataset,
+    StreamNumpyFormat,
+    StreamStorage,
+    cli,
+)
+from guideloom._storage.verify import verify
+from guideloom.errors import ArgumentError, DamagedRecordError, DataSetNotFoundError, NotOpenError, WrongKindError
 
 
 def make(folder: Path) -> StreamStorage:
@@ -69,3 +79,54 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
         loader = StatefulDataLoader.from_storage(make(tmp_path), None, sequence_length=8, device="cuda")
     with pytest.raises(ArgumentError, match="no CUDA device"):
         loader.open()
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DataSetNotFoundError, match="does not exist; correct the path, or write it first"):
+        StreamStorage(tmp_path / "typo", StreamNumpyFormat([("token", "<u2")])).sync_reader().open()
+
+
+def test_documents_of_other_fields(tmp_path: Path) -> None:
+    """To name the class that was used already would be no help."""
+    with DocumentStorage(tmp_path, DocumentNumpyFormat({"tokens": "<u2"})).sync_writer() as writer:
+        writer.append(0, {"tokens": [1, 2]})
+    with pytest.raises(WrongKindError, match="use DocumentNumpyFormat with the fields that it was written with"):
+        DocumentStorage(tmp_path, DocumentNumpyFormat({"ids": "<u2"})).sync_reader().open()
+    with pytest.raises(WrongKindError, match=r"use DocumentNumpyFormat \["):
+        DocumentStorage(tmp_path, DocumentJsonFormat()).sync_reader().open()
+
+
+def test_documents_without_numeric_batches(tmp_path: Path) -> None:
+    storage = DocumentStorage(tmp_path, DocumentJsonFormat())
+    with storage.sync_writer() as writer:
+        writer.append(0, {"text": "a"})
+    loader = StatefulDataLoader.from_storage(storage, None, device="cpu")
+    with pytest.raises(ArgumentError, match="DocumentNumpyFormat with one field.*pass a collate_fn"):
+        loader.open()
+
+
+def test_a_dtype_too_small_for_every_field(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="take a wider one, such as int64"):
+        StreamDataset(make(tmp_path), 8, dtype="int8")
+
+
+@pytest.mark.parametrize("name", ["0000000-0000.commit.json", "manifest.json"])
+def test_a_finding_gives_its_remedy_once(tmp_path: Path, name: str) -> None:
+    make(tmp_path)
+    damaged = (tmp_path / name).read_bytes().replace(b'"guideloom":2', b'"guideloom":2 ')
+    (tmp_path / name).write_bytes(damaged)
+    (finding,) = verify(tmp_path).errors
+    assert "the checksum does not hold" in str(finding)
+    assert str(finding).count("restore it") + str(finding).count("gather it anew") == 1
+
+
+def test_a_damaged_manifest_is_made_anew_as_the_error_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = make(tmp_path)
+    (tmp_path / "manifest.json").write_bytes(b"{}")
+    with pytest.raises(DamagedRecordError, match=r"gather it anew with: guideloom manifest \[") as caught:
+        storage.sync_reader().open()
+    assert "restore" not in str(caught.value)
+    assert cli.main(["manifest", str(tmp_path)]) == 0
+    with storage.sync_reader() as reader:
+        assert reader.total_length == 100
+    assert "names 1 part" in capsys.readouterr().out

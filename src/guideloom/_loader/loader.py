@@ -243,8 +243,8 @@ class StatefulDataLoader(SyncContextManager):
         partition.require_full_batch(describe_samples(source.view))
         if given.collate_fn is None and not source.has_arrays:
             raise ArgumentError(
-                f"collate_fn=None needs a data set with numeric batches (a stream of numeric fields, say), "
-                f"{type(given.dataset).__name__} has none: pass a collate_fn"
+                "collate_fn=None needs a data set with numeric batches (a stream, or documents in DocumentNumpyFormat "
+                f"with one field), this {type(given.dataset).__name__} has none: pass a collate_fn"
             )
         fixed = Fixed(
             given.shuffle,

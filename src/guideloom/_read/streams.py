@@ -71,7 +71,7 @@ def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
         suited = suited or [name for name, have in fields.items() if np.can_cast(have.base, target, "safe")]
         if not suited:
             raise ArgumentError(
-                f"dtype {target} cannot hold every value of any field of {dtype}: name the fields in a mapping"
+                f"dtype {target} cannot hold every value of any field of {dtype}: take a wider one, such as int64"
             )
         for name in suited:
             fields[name] = check(f"field {name!r}", fields[name], target)

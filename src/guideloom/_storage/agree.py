@@ -62,8 +62,10 @@ def check_agrees(
     if kind == "document":
         for name in sorted(set(formats)):
             if not formats_agree(name, asked_format):
+                theirs = name.partition("(")[0]
+                same = theirs == asked_format.partition("(")[0]
                 raise WrongKindError(
                     f"asked for {asked_format}, but this data set was written with {name}: "
-                    f"use {name.partition('(')[0]}",
+                    f"use {theirs}{' with the fields that it was written with' if same else ''}",
                     path=folder or None,
                 )

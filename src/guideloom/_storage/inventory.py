@@ -225,7 +225,7 @@ def _read_records(inventory: Inventory) -> None:
             inventory.not_ours.add(numbers)
             continue
         except (DataSetError, OSError) as error:
-            text = error.message if isinstance(error, DataSetError) else str(error.strerror)
+            text = _fault(error)
             size = _size(inventory.path(name))
             inventory.add("record", name, "a commit record", text, REPAIR, at=numbers, place=(0, size))
             inventory.damaged.add(numbers)
@@ -299,13 +299,20 @@ def _read_manifest(inventory: Inventory) -> None:
         return
     except (DataSetError, OSError) as error:
         inventory.manifest_state = "damaged"
-        text = error.message if isinstance(error, DataSetError) else str(error.strerror)
+        text = _fault(error)
         place = (0, inventory.listing[MANIFEST])
         inventory.add("manifest", MANIFEST, "a manifest that can be trusted", text, REGATHER, place=place)
         return
     before = len(inventory.findings)
     _compare(inventory, inventory.manifest)
     inventory.manifest_state = "good" if len(inventory.findings) == before else "disagrees"
+
+
+def _fault(error: DataSetError | OSError) -> str:
+    """Say what is wrong with a file, without what to do: a finding says that itself."""
+    if not isinstance(error, DataSetError):
+        return str(error.strerror)
+    return error.message.partition("; restore ")[0].partition("; the manifest repeats ")[0]
 
 
 def _compare(inventory: Inventory, manifest: Manifest) -> None:

@@ -112,7 +112,9 @@ class LocalFolder:
                         if error.errno not in (*_GONE, errno.ELOOP):
                             raise
         except FileNotFoundError:
-            raise DataSetNotFoundError("no data set: the folder does not exist", path=self._directory) from None
+            raise DataSetNotFoundError(
+                "no data set: the folder does not exist; correct the path, or write it first", path=self._directory
+            ) from None
         except NotADirectoryError:
             raise ForeignDataError("expected a data set's folder, found a file", path=self._directory) from None
         return found

@@ -105,8 +105,7 @@ class _Reader:
 
     def damaged(self, message: str) -> DamagedRecordError:
         return DamagedRecordError(
-            f"{message}; the manifest repeats what the commit records say: delete it, and the next writer makes a "
-            "new one",
+            f"{message}; the manifest repeats what the commit records say: gather it anew with: guideloom manifest",
             path=self._path,
         )
 
@@ -114,7 +113,7 @@ class _Reader:
         try:
             value = unseal(data, self._path)
         except DamagedRecordError as error:
-            raise self.damaged(error.message) from None
+            raise self.damaged(error.message.partition("; restore ")[0]) from None
         if set(value) != _KEYS:
             raise self.damaged(f"expected the keys {sorted(_KEYS)}, found {sorted(value)!r:.400}")
         if value["kind"] not in KINDS:

@@ -260,9 +260,10 @@ class _Plan:
         head = next(iter(self._inventory.rows.values()))
         names = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
         if not self._create_empty:
+            which = f"shard {names}" if len(missing) == 1 else f"{len(missing)} shards ({names})"
             text = (
-                f"nothing whole is left of {len(missing)} shards ({names}) that lie before others: restore them from a "
-                "copy, or put empty shards there with --create-empty"
+                f"nothing whole is left of {which}, and later shards need the number: restore from a copy, or put an "
+                "empty shard there with --create-empty"
             )
             return [self._action("refused", text)]
         return [
