@@ -162,6 +162,23 @@ def test_own_format_and_collate(bench: Bench, documents: Path, tmp_path: Path, m
     assert bench(documents, "--format", "bench_own:Fmt", "--collate", "bench_own:collate")["rows"][0]["batch_s"] > 0
 
 
+def test_own_collate_that_lacks_its_format_is_told(
+    documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bench_lacks.py").write_text(
+        "class Fmt:\n    def pack(self, d): return d\n    def unpack(self, b, s): return {'text': bytes(b)}\n"
+        "def collate(xs): return [x['text'] for x in xs]\n"
+        "def broken(xs): raise KeyError\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError) as caught:
+        cli.main(["bench", *FEW, str(documents), "--collate", "bench_lacks:collate"])
+    assert any("--format MODULE:OBJECT" in note for note in caught.value.__notes__)
+    with pytest.raises(KeyError) as given:
+        cli.main(["bench", *FEW, str(documents), "--collate", "bench_lacks:broken", "--format", "bench_lacks:Fmt"])
+    assert not hasattr(given.value, "__notes__")
+
+
 @pytest.mark.parametrize("collate", ["none", "stack"])
 def test_spans(bench: Bench, tmp_path: Path, collate: str) -> None:
     make_spans(tmp_path / "m", [[5, 70, 1], [300, 20]])
@@ -350,6 +367,8 @@ def test_workers_that_do_not_help_are_not() -> None:
     """As in the page cache; a little faster is noise."""
     found = recommend(rows({("mmap", 0, 0): 1.0, ("mmap", 0, 4): 1.03, ("mmap", 2, 4): 1.0, ("seek", 0, 4): 4.0}))
     assert chosen(found) == ("mmap", 0, 4)
+    # Not without a word of how it was chosen: the table above has a faster one without prefetch.
+    assert any("warm, prefetch above 0)" in reason for reason in found.reasons)  # type: ignore[union-attr]
     assert any("workers do not help" in reason for reason in found.reasons)  # type: ignore[union-attr]
 
 

@@ -57,7 +57,8 @@ def recommend(rows: Sequence[Row], step_s: float | None = None) -> Advice | None
         return _with_step(times, waits, step_s, phase)
     ahead = {setting: time for setting, time in times.items() if setting.prefetch} or times
     chosen = _cheapest(ahead)
-    reasons = [_speed(chosen, ahead, phase)]
+    which = f"{phase}, prefetch above 0" if 0 < len(ahead) < len(times) else phase
+    reasons = [_speed(chosen, ahead, which)]
     if chosen.prefetch:
         reasons.append(
             f"a batch takes {_ms(ahead[chosen])}: hidden behind any longer step that leaves a core free, "

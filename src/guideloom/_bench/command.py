@@ -114,15 +114,23 @@ def run(options: argparse.Namespace, catalog: Catalog) -> str:
     subject, collate = _subject(options, catalog, sizes)
     step_s = None if options.step_ms is None else options.step_ms / 1e3
     with _progress(num_measurements(len(settings), options.cold, step_s is not None)) as progress:
-        measured = measure(
-            subject,
-            available,
-            settings,
-            seconds=options.seconds,
-            cold=options.cold,
-            step_s=step_s,
-            progress=progress,
-        )
+        try:
+            measured = measure(
+                subject,
+                available,
+                settings,
+                seconds=options.seconds,
+                cold=options.cold,
+                step_s=step_s,
+                progress=progress,
+            )
+        except Exception as error:
+            if options.format is None and subject.collate_fn is not None:
+                error.add_note(
+                    "guideloom bench: without --format MODULE:OBJECT the collate function gets plain arrays and bytes, "
+                    "and not what a format of your own would unpack"
+                )
+            raise
     found = facts(subject, measured, recommend(measured.rows, step_s), collate, step_s)
     if sizes.note is not None:
         found["notes"].insert(0, sizes.note)
