@@ -11,15 +11,23 @@ import numpy as np
 import pytest
 
 from guideloom import (
+    DocumentDataset,
     DocumentStorage,
     StatefulDataLoader,
     StreamNumpyFormat,
     StreamStorage,
     StreamWithMetaStorage,
 )
-from guideloom.errors import ArgumentError, CorruptDataError
+from guideloom.errors import ArgumentError, CorruptDataError, MissingShardError
 from guideloom.io import MmapIO, PosixPreadIO, SeekIO
-from guideloom.testing import CountingBackend, IdDocumentFormat, IdSpanFormat, make_documents, make_spans
+from guideloom.testing import (
+    CountingBackend,
+    IdDocumentFormat,
+    IdSpanFormat,
+    MinimalBackend,
+    make_documents,
+    make_spans,
+)
 from guideloom.types import IOReaderAbstract
 
 DTYPE = np.dtype([("token", "<u2"), ("weight", "<f4")])
@@ -28,6 +36,7 @@ BACKENDS: dict[str, Callable[[], IOReaderAbstract]] = {
     "pread": PosixPreadIO,
     "mmap": MmapIO,
     "user": lambda: CountingBackend(PosixPreadIO()),
+    "minimal": MinimalBackend,
 }
 
 
@@ -87,6 +96,49 @@ def test_a_changed_byte_is_an_error(kind: str, backend: str, tmp_path: Path) -> 
                 asyncio.run(read_all_async(of(tmp_path, BACKENDS[backend]())))
         path.write_bytes(good)
     read_all(of(tmp_path, BACKENDS[backend]()))
+
+
+@pytest.mark.parametrize("backend", ["seek", "pread", "user", "minimal"])
+@pytest.mark.parametrize("kind", ["stream", "document", "stream_with_meta"])
+def test_a_file_that_is_gone_or_shorter_since_it_was_opened(kind: str, backend: str, tmp_path: Path) -> None:
+    of = make(kind, tmp_path)
+
+    def read_after(damage: Callable[[Path], Any], path: Path) -> Any:
+        with of(tmp_path, BACKENDS[backend]()).sync_reader() as reader:
+            damage(path)
+            return reader.read_many(range(9)) if kind == "document" else reader.read(0, reader.total_length)
+
+    async def read_after_async(damage: Callable[[Path], Any], path: Path) -> Any:
+        async with of(tmp_path, BACKENDS[backend]()).async_reader() as reader:
+            damage(path)
+            return await (reader.read_many(range(9)) if kind == "document" else reader.read(0, reader.total_length))
+
+    for path in sorted(tmp_path.glob("*.bin")):
+        good = path.read_bytes()
+        for damage, error in ((Path.unlink, MissingShardError), (shorten, CorruptDataError)):
+            with pytest.raises(error, match=path.name):
+                read_after(damage, path)
+            path.write_bytes(good)
+            with pytest.raises(error, match=path.name):
+                asyncio.run(read_after_async(damage, path))
+            path.write_bytes(good)
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("backend", sorted(BACKENDS.keys() - {"mmap"}))
+def test_a_file_that_ends_early_does_not_end_a_loop(backend: str, verify: bool, tmp_path: Path) -> None:
+    make_documents(tmp_path, [9])
+    storage = DocumentStorage(tmp_path, IdDocumentFormat(), BACKENDS[backend](), verify=verify)
+    with DocumentDataset(storage).sync_reader() as reader:
+        shorten(next(tmp_path.glob("*.payload.bin")))
+        seen: list[int] = []
+        with pytest.raises(CorruptDataError):
+            seen.extend(document.id for document in reader)  # by __getitem__, until an IndexError
+        assert seen == ([] if verify or backend == "pread" else list(range(8)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._base.errors import CorruptDataError, GuideLoomError
+from guideloom._base.errors import CorruptDataError, GuideLoomError, OutOfRangeError
 from guideloom._base.protocols import IOReaderAbstract, IOSyncReaderAbstract
 from guideloom._io.mapped import MmapIO, map_file
 from guideloom._io.pread import PosixPreadIO, advise_random
@@ -226,6 +226,15 @@ class _Entry:
         self.lock = None if getattr(reader, "concurrent_reads", False) else threading.Lock()
 
 
+def is_own_error(error: Exception) -> bool:
+    """Whether what a backend's read raised says more than that the file ended too early.
+
+    What says no more, one of our own backends' in a user's perhaps, must not get out as the ``IndexError`` that it is:
+    that would end the loop of whoever iterates over a reader.
+    """
+    return isinstance(error, GuideLoomError) and not isinstance(error, OutOfRangeError)
+
+
 class BackendFileSet(PooledFileSet[_Entry]):
     """A user's own backend, through its documented methods only."""
 
@@ -267,9 +276,9 @@ class BackendFileSet(PooledFileSet[_Entry]):
             try:
                 read_into(offset, out)
                 return
-            except GuideLoomError:
-                raise
             except (ValueError, IndexError) as error:
+                if is_own_error(error):
+                    raise
                 raise self._short(number, offset, len(out), str(error)) from error
         data = reader.read(offset, len(out))
         if len(data) != len(out):

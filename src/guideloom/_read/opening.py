@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from guideloom._base.errors import DamagedRecordError, DataSetError
+from guideloom._base.errors import (
+    CorruptDataError,
+    DamagedRecordError,
+    DataSetError,
+    MissingShardError,
+)
 from guideloom._base.protocols import (
     IOAsyncReaderAbstract,
     IOReaderAbstract,
@@ -20,7 +25,7 @@ from guideloom._base.protocols import (
     StorageFormat,
 )
 from guideloom._format.naming import format_name
-from guideloom._read.files import is_own_backend, open_file_set
+from guideloom._read.files import is_own_backend, is_own_error, open_file_set
 from guideloom._read.fileset import FileSet, FileTable, default_capacity
 from guideloom._read.operations import AsyncBackendFiles, AsyncFiles, ThreadedFiles
 from guideloom._storage.blocks import BlockChecker
@@ -59,11 +64,21 @@ class BackendFolder:
         try:
             reader = self._make(self._directory / request.name)
             reader.open()
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if isinstance(request, ReadRange):
+                raise range_missing(request, self._directory) from error
             return None
         try:
             if isinstance(request, ReadRange):
-                return bytes(reader.read(request.offset_bytes, request.size_bytes))
+                try:
+                    data = bytes(reader.read(request.offset_bytes, request.size_bytes))
+                except (ValueError, IndexError) as error:
+                    if is_own_error(error):
+                        raise
+                    raise range_short(request, self._directory, str(error)) from error
+                if len(data) != request.size_bytes:
+                    raise range_short(request, self._directory, f"read() gave {len(data)} bytes")
+                return data
             size = reader.filesize()
             if isinstance(request, FileSize):
                 return size
@@ -88,11 +103,21 @@ class AsyncBackendFolder:
         try:
             reader = self._make(self._directory / request.name)
             await reader.open()
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if isinstance(request, ReadRange):
+                raise range_missing(request, self._directory) from error
             return None
         try:
             if isinstance(request, ReadRange):
-                return bytes(await reader.read(request.offset_bytes, request.size_bytes))
+                try:
+                    data = bytes(await reader.read(request.offset_bytes, request.size_bytes))
+                except (ValueError, IndexError) as error:
+                    if is_own_error(error):
+                        raise
+                    raise range_short(request, self._directory, str(error)) from error
+                if len(data) != request.size_bytes:
+                    raise range_short(request, self._directory, f"read() gave {len(data)} bytes")
+                return data
             size = await reader.filesize()
             if isinstance(request, FileSize):
                 return size
@@ -100,6 +125,22 @@ class AsyncBackendFolder:
             return bytes(await reader.read(0, size))
         finally:
             await reader.close()
+
+
+def range_missing(request: ReadRange, directory: PurePath) -> MissingShardError:
+    """Return the error for a file that is gone since it was found."""
+    return MissingShardError(
+        "a file of a committed shard is gone: restore it from a copy", path=directory / request.name
+    )
+
+
+def range_short(request: ReadRange, directory: PurePath, why: str) -> CorruptDataError:
+    """Return the error for a file that ends too early: see :func:`is_own_error`."""
+    return CorruptDataError(
+        f"the backend could not give {request.size_bytes} bytes: {why}",
+        path=directory / request.name,
+        offset=request.offset_bytes,
+    )
 
 
 def check_limit(request: ReadFile, size: int, directory: PurePath) -> None:
