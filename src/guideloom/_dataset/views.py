@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 from guideloom._base.errors import InUseError, NotOpenError
 from guideloom._base.protocols import AsyncContextManager, SyncContextManager
@@ -63,6 +63,15 @@ class SyncView(ABC, Generic[SyncReaderT]):
 
     def __len__(self) -> int:
         return self._require_open()[2]
+
+    @abstractmethod
+    def __getitem__(self, index: int, /) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give all items in order, one read each."""
+        # Python's own loop over __getitem__ takes every IndexError, that of a format's unpack too, for the end.
+        for index in range(len(self)):
+            yield self[index]
 
     def _require_open(self) -> tuple[SyncReaderT, BatchSource, int]:
         # All at once: another thread may close this reader and open it again, on other data, at any moment.
