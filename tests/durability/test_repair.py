@@ -154,11 +154,29 @@ def test_a_damaged_manifest_is_gathered_anew(spoil: str | None, tmp_path: Path) 
     if spoil is None:
         (tmp_path / "manifest.json").unlink()
         assert plan_repair(tmp_path) == []  # it need not be there
-        assert rebuild_manifest(tmp_path) == 2
+        assert rebuild_manifest(tmp_path) == (2, [])
     else:
         (tmp_path / "manifest.json").write_text(spoil)
         apply(plan_repair(tmp_path))
     assert (tmp_path / "manifest.json").read_bytes() == good
+
+
+def test_a_new_manifest_tells_what_only_the_old_one_knew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Afterwards nothing speaks of the lost record, so this is the moment to say it; as told, it can be taken back."""
+    write("stream", tmp_path, {0: [1], 1: [2]})
+    write("stream", tmp_path, {0: [3]}, "append")
+    before = found("stream", tmp_path)
+    name = "0000000-0001.commit.json"
+    lost = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    assert cli.main(["manifest", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert f"names 2 parts, and no longer 1 part whose commit record is gone ({name})" in said
+    assert verify(tmp_path).is_sound
+    (tmp_path / name).write_bytes(lost)
+    assert cli.main(["manifest", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith("names 3 parts\n")
+    assert found("stream", tmp_path) == before
 
 
 def test_what_may_be_good_is_not_touched(tmp_path: Path) -> None:

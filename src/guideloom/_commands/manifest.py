@@ -18,7 +18,14 @@ def add(commands: Any) -> None:
     parser.set_defaults(command=run)
 
 
-def run(options: argparse.Namespace) -> str:
-    """Gather, and say how much."""
-    num_parts = rebuild_manifest(options.directory)
-    return f"{options.directory / MANIFEST}: names {counted(num_parts, 'part')}"
+def run(options: argparse.Namespace) -> tuple[str, int]:
+    """Gather; say how much, and what was known before and is gone, since nothing will tell it again."""
+    num_parts, lost = rebuild_manifest(options.directory)
+    text = f"{options.directory / MANIFEST}: names {counted(num_parts, 'part')}"
+    if not lost:
+        return text, 0
+    names = ", ".join(lost[:5]) + (" ..." if len(lost) > 5 else "")
+    return (
+        f"{text}, and no longer {counted(len(lost), 'part')} whose commit record is gone ({names}): to have the data "
+        "back, restore the record from a copy and run this again, before anything else is written"
+    ), 1

@@ -22,7 +22,7 @@ from guideloom._storage.commit import Committer, gather_manifest
 from guideloom._storage.content import OPENABLE, num_jobs
 from guideloom._storage.inventory import Inventory, Numbers, Row, data_names_of, gaps, take_inventory
 from guideloom._storage.local import FOLLOW_LINKS
-from guideloom._storage.names import MANIFEST, TEMPORARY_PREFIX, parse_data_name, record_name
+from guideloom._storage.names import MANIFEST, TEMPORARY_PREFIX, parse_data_name, parse_record_name, record_name
 from guideloom._storage.part import DocumentPart, OpenPart, SpanPart, StreamPart
 from guideloom._storage.partfile import Descriptors
 from guideloom._storage.verify import Progress, check_bytes, check_sizes
@@ -377,13 +377,15 @@ def _create_empty(directory: Path, actions: Sequence[Action], note: Callable[[st
         raise failures[0][1]
 
 
-def rebuild_manifest(directory: Path) -> int:
+def rebuild_manifest(directory: Path) -> tuple[int, list[str]]:
     """Gather the manifest anew from all commit records, whatever the old one says.
 
     Returns
     -------
-    int
+    num_parts : int
         Parts that it names.
+    lost : list of str
+        Commit records that only the old manifest knew of. The new one cannot name them.
 
     Raises
     ------
@@ -397,4 +399,5 @@ def rebuild_manifest(directory: Path) -> int:
     if not (inventory.rows or inventory.damaged):
         raise DataSetNotFoundError("no commit record: there is nothing to gather", path=directory)
     gather_manifest(str(directory), secrets.token_hex(8), None)
-    return len(inventory.rows)
+    missing = [Path(finding.path).name for finding in inventory.findings if finding.what == "missing"]
+    return len(inventory.rows), [name for name in missing if parse_record_name(name) is not None]
