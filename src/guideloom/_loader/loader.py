@@ -42,7 +42,7 @@ class StatefulDataLoader(SyncContextManager):
         A ``StreamDataset``, a ``DocumentDataset``, or your own.
     collate_fn : callable or None
         Gets the list of this rank's samples, gives the batch. None (numeric data sets of GuideLoom): a contiguous
-        tensor per field, ``[B, T]``, with no Python per sample.
+        tensor per field, ``[B, L]``, with no Python per sample.
     device : torch.device or str, optional
         Where the tensors of a batch go; by default the current CUDA device, else the CPU.
     local_batch_size : int, default 1
