@@ -200,3 +200,20 @@ def spy(source: Any) -> list[int]:
 
     source._files.execute = counted
     return asked
+
+
+@pytest.mark.parametrize("dtype", [None, "int64"])
+def test_an_asyncio_reader_remembers_tables_from_read_to_read(tmp_path: Path, dtype: Any) -> None:
+    backend = CountingBackend()
+    storage = make_spans(tmp_path, [[2] * 40], np.dtype("<i4"), read_interface=backend, per_append=40)
+
+    async def main() -> list[int]:
+        reads = []
+        async with StreamDataset(storage, 4, dtype=dtype).async_reader() as reader:
+            for index in range(5):
+                await reader[index]
+                reads.append(backend.matching("*.spans.bin").reads)
+        return reads
+
+    # The sample and some rows, then the whole table, then nothing.
+    assert asyncio.run(main()) == [2, 3, 3, 3, 3]

@@ -147,6 +147,8 @@ class StreamDatasetAsyncReader(AsyncView[StreamStorageAsyncReaderAbstract], Data
     def __init__(self, dataset: StreamDataset) -> None:
         super().__init__(dataset.storage.async_reader)
         self._dataset = dataset
+        # What is open, and the same in the data set's dtypes: it remembers span tables from read to read.
+        self._operations: tuple[Operations, Operations] | None = None
 
     def __len__(self) -> int:
         return self._dataset.count(self._require_open().total_length)
@@ -166,7 +168,10 @@ class StreamDatasetAsyncReader(AsyncView[StreamStorageAsyncReaderAbstract], Data
         step, length = dataset.sequence_length, dataset.window_length
         if isinstance(reader, StreamAsyncReader):
             on_disk, files = reader.opened
-            operations = on_disk.with_dtype(dataset.dtype)
+            known = self._operations
+            if known is None or known[0] is not on_disk:
+                self._operations = known = on_disk, on_disk.with_dtype(dataset.dtype)
+            operations = known[1]
             plan = operations.prepare(indexes * step, length)
             return await run_async(operations.samples(plan, 0, indexes.size), files)
         return [await reader.read(index * step, length) for index in indexes.tolist()]
