@@ -90,7 +90,7 @@ def compare(folder: Path, steps: int, rounds: int, width: int) -> dict[str, Any]
         for name in [*ways][turn:] + [*ways][:turn]:
             setting = ways[name]
             if setting is None:
-                found[name].append(statistics.median(times(step, cycle(ready), steps)))
+                found[name].append(statistics.median(times(step, in_memory, steps)))
             else:
                 with loader(dataset, *setting) as source:
                     found[name].append(statistics.median(times(step, iter(source), steps)))
