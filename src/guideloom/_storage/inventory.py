@@ -36,6 +36,8 @@ Numbers = tuple[int, int]
 
 REGATHER = "gather it anew with: guideloom manifest"
 REPAIR = "restore it from a copy, or let guideloom repair drop the part"
+FILL_GAP = "restore the missing shards from a copy, or put empty ones there with: guideloom repair --create-empty"
+REPAIR_LATER = "restore it from a copy, or let guideloom repair drop the later parts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +403,7 @@ def _check_holes(inventory: Inventory) -> None:
             record_name(low, 0),
             f"shards 0 to {max(shards)} without holes",
             f"no commit record of {which}",
-            "restore the missing shards from a copy, or put empty ones there with: guideloom repair --create-empty",
+            FILL_GAP,
             at=(low, 0),
         )
     for shard, parts in shards.items():
@@ -417,7 +419,7 @@ def _check_holes(inventory: Inventory) -> None:
                     record_name(shard, expected),
                     f"the parts of shard {shard} without holes",
                     f"part {part}, but not part {expected}",
-                    "restore it from a copy, or let guideloom repair drop the later parts",
+                    REPAIR_LATER,
                     at=(shard, expected),
                 )
                 break

@@ -23,7 +23,7 @@ from guideloom._storage.content import (
     spans_structure,
 )
 from guideloom._storage.findings import Finding, Report
-from guideloom._storage.inventory import REPAIR, Inventory, Numbers, Row, take_inventory
+from guideloom._storage.inventory import FILL_GAP, REPAIR, REPAIR_LATER, Inventory, Numbers, Row, take_inventory
 from guideloom._storage.local import LocalFolder, drive
 from guideloom._storage.names import BLOCK_BYTES, MANIFEST, TEMPORARY_PREFIX, parse_data_name
 from guideloom._storage.opening import open_catalog
@@ -122,20 +122,26 @@ def _say_what_repair_does(inventory: Inventory) -> None:
     left = set()
     for shard, parts in shards.items():
         chain = inventory.current(shard, parts)
+        head = inventory.rows.get((shard, chain[0]))
+        # A shard cannot begin behind its first part, unless with one that replaces what was before it.
+        begins = chain[0] == 0 or (head is not None and head.replaces)
         # What was replaced counts again when what replaced it is dropped.
-        if chain != parts or (shard, chain[0]) not in bad:
+        if chain != parts or (begins and (shard, chain[0]) not in bad):
             left.add(shard)
     last_left = max(left, default=-1)
     for place, finding in enumerate(inventory.findings):
         number, part, remedy = finding.shard, finding.part, finding.remedy
-        if remedy not in (REPAIR, RESTORE) or number is None or part is None:
+        if remedy not in (FILL_GAP, REPAIR, REPAIR_LATER, RESTORE) or number is None or part is None:
             continue
-        if number not in left and number < last_left:
+        if remedy == FILL_GAP:
+            if number > last_left:
+                remedy = "restore it from a copy, or let guideloom repair drop the later shards, which are not whole"
+        elif number not in left and number < last_left:
             remedy = (
                 "restore it from a copy; without one, guideloom repair --create-empty puts an empty shard in its "
                 "place, for later shards need its number"
             )
-        elif number in shards and shards[number][-1] > part:
+        elif remedy != REPAIR_LATER and number in shards and shards[number][-1] > part:
             remedy = "restore it from a copy, or let guideloom repair drop the part and the later ones of its shard"
         inventory.findings[place] = replace(finding, remedy=remedy)
 
