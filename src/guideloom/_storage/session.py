@@ -60,8 +60,8 @@ class WriterSession(Generic[PartT]):
     mode : {"create", "append", "overwrite"}
         What becomes of a shard that is committed already: refused, extended, or replaced when this writer commits.
     metadata : mapping, optional
-        The user's own notes, JSON; in every record of this writer. Where records differ in a key, the last shard's value
-        is what ``guideloom info`` shows.
+        The user's own notes, JSON; in every record of this writer. Where records differ in a key, ``guideloom info``
+        shows the last shard's value.
 
     Notes
     -----
