@@ -21,7 +21,7 @@ from guideloom._base.protocols import UserBufferTypes
 Rows: TypeAlias = npt.NDArray[np.int64]
 
 
-def checked_elements(packed: Any, dtype: np.dtype[Any], format_name: str) -> npt.NDArray[Any]:
+def checked_elements(packed: Any, dtype: np.dtype[Any], format_name: str, method: str = "pack") -> npt.NDArray[Any]:
     """Check an array of elements, and return it C-contiguous in the dtype on disk.
 
     Raises
@@ -32,12 +32,12 @@ def checked_elements(packed: Any, dtype: np.dtype[Any], format_name: str) -> npt
     if type(packed) is not np.ndarray:
         if not isinstance(packed, np.ndarray) or isinstance(packed, np.ma.MaskedArray):
             raise PackError(
-                f"{format_name}.pack must give a 1-D NumPy array of {describe_dtype(dtype)}, got "
+                f"{format_name}.{method} must give a 1-D NumPy array of {describe_dtype(dtype)}, got "
                 f"{type(packed).__name__}"
             )
         packed = np.asarray(packed)
     if packed.ndim != 1:
-        raise PackError(f"{format_name}.pack must give a 1-D array, got shape {packed.shape}")
+        raise PackError(f"{format_name}.{method} must give a 1-D array, got shape {packed.shape}")
     given = packed.dtype
     if given is not dtype and given != dtype:
         try:
@@ -46,14 +46,14 @@ def checked_elements(packed: Any, dtype: np.dtype[Any], format_name: str) -> npt
             same_values = False
         if not same_values:
             raise PackError(
-                f"{format_name}.pack must give elements of dtype {describe_dtype(dtype)}, got {given}: "
+                f"{format_name}.{method} must give elements of dtype {describe_dtype(dtype)}, got {given}: "
                 "convert them there"
             )
         packed = packed.astype(dtype)
     return packed if packed.flags.c_contiguous else np.ascontiguousarray(packed)
 
 
-def plain_bytes(encoded: Any, format_name: str) -> UserBufferTypes:
+def plain_bytes(encoded: Any, format_name: str, method: str = "pack") -> UserBufferTypes:
     """Check an encoded document or payload, and return it as bytes-like with ``len`` in bytes."""
     if isinstance(encoded, (bytes, bytearray)):
         return encoded
@@ -63,7 +63,9 @@ def plain_bytes(encoded: Any, format_name: str) -> UserBufferTypes:
         if encoded.c_contiguous and encoded.nbytes:
             return encoded.cast("B")
         return encoded.tobytes()
-    raise PackError(f"{format_name}.pack must give bytes, a bytearray or a memoryview, got {type(encoded).__name__}")
+    raise PackError(
+        f"{format_name}.{method} must give bytes, a bytearray or a memoryview, got {type(encoded).__name__}"
+    )
 
 
 # --- spans that come whole ---------------------------------------------------------------------
@@ -89,7 +91,7 @@ def whole_spans(packed: Any, dtype: np.dtype[Any], format_name: str) -> tuple[np
     name = f"{format_name}.pack_spans"
     if not isinstance(packed, tuple) or len(packed) != 3:
         raise PackError(f"{name} must give a tuple (elements, lengths, payloads), got {type(packed).__name__}")
-    elements = checked_elements(packed[0], dtype, format_name)
+    elements = checked_elements(packed[0], dtype, format_name, "pack_spans")
     lengths = np.asarray(packed[1])
     payloads = packed[2] if isinstance(packed[2], (list, tuple)) else _listed(packed[2], name)
     if lengths.ndim != 1 or (lengths.size and lengths.dtype.kind not in "iu"):
@@ -113,7 +115,7 @@ def whole_spans(packed: Any, dtype: np.dtype[Any], format_name: str) -> tuple[np
     if total != elements.size:
         raise PackError(f"{name} must give lengths that sum to the {elements.size} elements, got at least {total}")
     if not _PLAIN.issuperset(map(type, payloads)):
-        payloads = [plain_bytes(payload, format_name) for payload in payloads]
+        payloads = [plain_bytes(payload, format_name, "pack_spans") for payload in payloads]
     rows = np.zeros((num_spans, 2), np.int64)
     np.cumsum(lengths[:-1], out=rows[1:, 0])
     np.cumsum(np.fromiter(map(len, payloads), np.int64, num_spans)[:-1], out=rows[1:, 1])
