@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar, get_args
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from guideloom._base.errors import (
     DamagedRecordError,
     ForeignDataError,
     InUseError,
+    MissingShardError,
     NotOpenError,
     OutOfRangeError,
     ReadOnlyLayoutError,
@@ -102,6 +103,7 @@ class WriterSession(Generic[PartT]):
         self._descriptors = Descriptors()
         self._buffer_limit = _MAX_BUFFER_BYTES
         self._known: Parts | None = None
+        self._lost: dict[int, str] = {}
         self._last_part: dict[int, int] = {}
 
     def open(self) -> None:
@@ -111,7 +113,7 @@ class WriterSession(Generic[PartT]):
         ------
         InUseError
             Already open.
-        ReadOnlyLayoutError, WrongKindError, NewerVersionError, DamagedRecordError, ForeignDataError
+        ReadOnlyLayoutError, WrongKindError, NewerVersionError, DamagedRecordError, ForeignDataError, MissingShardError
             What is in the folder cannot be written to by this writer.
         """
         if self._is_open:
@@ -131,6 +133,7 @@ class WriterSession(Generic[PartT]):
                 )
         numbers = {name: found for name in names if (found := parse_record_name(name)) is not None}
         self._known = self._look(local, sorted(numbers), MANIFEST in names)
+        self._lost = self._find_lost(numbers)
         self._last_part = {}
         for shard, part in numbers.values():
             self._last_part[shard] = max(part, self._last_part.get(shard, -1))
@@ -142,6 +145,40 @@ class WriterSession(Generic[PartT]):
         self._token = secrets.token_hex(8)
         self._pid = os.getpid()
         self._is_open = True
+
+    def _find_lost(self, listed: Collection[str]) -> dict[int, str]:
+        """Return, by shard, the records that the manifest names and that are gone; ``_known`` is then without them.
+
+        Raises
+        ------
+        MissingShardError
+            There are some, and this writer does not overwrite: what it commits would be a data set that has forgotten
+            them.
+        """
+        if self._known is None:
+            return {}
+        names = self._known.record_names()
+        if not set(names).issubset(listed):
+            # Others may have committed between the listing and the manifest. Records are never removed: all that the
+            # manifest names are in a listing made after it was read.
+            listed = set(os.listdir(self._folder))
+        lost = {int(self._known.shard[row]): name for row, name in enumerate(names) if name not in listed}
+        if not lost:
+            return {}
+        if self._mode != "overwrite":
+            self._refuse_lost(lost)
+        self._known = self._known.take(np.array([row for row, name in enumerate(names) if name in listed], np.int64))
+        return lost
+
+    def _refuse_lost(self, lost: Mapping[int, str]) -> NoReturn:
+        shard, name = min(lost.items())
+        more = f" ({len(lost)} shards lack records; this is the first)" if len(lost) > 1 else ""
+        raise MissingShardError(
+            f"the manifest names this commit record, but it is gone{more}: restore it from a copy, or write the shard "
+            'anew with mode="overwrite", or have guideloom repair say what can be kept',
+            path=os.path.join(self._folder, name),
+            shard=shard,
+        )
 
     def _look(self, local: LocalFolder, records: list[str], has_manifest: bool) -> Parts | None:
         """Return what the manifest knows, after a check that it, or else one record, fits this writer."""
@@ -169,6 +206,8 @@ class WriterSession(Generic[PartT]):
 
         Raises
         ------
+        MissingShardError
+            A record that the manifest names is gone, and its shard was not written anew; nothing is committed.
         ConcurrentCommitError, OSError
             What kept the first shard from being committed. Each shard is committed or not for itself: the error's notes
             say which are, and which are not.
@@ -180,6 +219,10 @@ class WriterSession(Generic[PartT]):
         self._lengths = {shard: part.count for shard, part in self._parts.items()}
         parts, self._parts = self._parts, {}
         try:
+            if lost := {shard: name for shard, name in self._lost.items() if shard not in parts}:
+                for part in parts.values():
+                    part.discard()
+                self._refuse_lost(lost)
             committer = Committer(self._folder, self._token, self._kind, self._dtype, self._format_name, self._metadata)
             # Nothing was added to a shard that exists: a further part would only change the data set's identity.
             idle = [part for part in parts.values() if part.count == 0 and part.part > 0 and not part.replaces]
