@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import pickle
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -204,3 +205,10 @@ def test_the_check_of_parameters_can_fail() -> None:
         "f says nothing of its parameter 'gone'",
         "f has no parameter 'other'",
     ]
+
+
+def test_errors_name_the_module_that_users_import_from() -> None:
+    for name in errors.__all__:
+        assert getattr(errors, name).__module__ == "guideloom.errors"
+    found = pickle.loads(pickle.dumps(errors.ArgumentError("what", path="a")))
+    assert type(found) is errors.ArgumentError

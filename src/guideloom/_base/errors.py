@@ -194,3 +194,8 @@ class StateMismatchError(StateError):
         self.key = key
         self.expected = expected
         self.found = found
+
+
+for _class in [value for value in list(globals().values()) if isinstance(value, type) and value.__module__ == __name__]:
+    # Tracebacks, and pickles, name the module that users import from.
+    _class.__module__ = "guideloom.errors"
