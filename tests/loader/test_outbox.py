@@ -117,3 +117,40 @@ def test_who_is_held_up_while_watching_sleeps_for_a_while(monkeypatch: pytest.Mo
     # After the second watch it rests for 64 waits, after the third for twice as many.
     assert waits[:4] == [0, 1, 66, 195]
     assert waits[4:] == list(range(196, 300))
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_slow_batch_is_not_held_back(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(module, "_HOLD_S", 30)
+    about_to_sleep = threading.Event()
+    sleep = Sleeper.sleep
+
+    def noted(self: Any, timeout_s: float = -1) -> bool:
+        about_to_sleep.set()
+        return sleep(self, timeout_s)
+
+    monkeypatch.setattr(Sleeper, "sleep", noted)
+    outbox = Outbox(4, 10, lambda: None)
+    outbox.put(0)
+    assert outbox.take() == 0
+    taken: list[int] = []
+    ready: list[int] = []
+
+    def take() -> None:
+        taken.append(outbox.take())
+        ready.append(len(outbox._ready))
+
+    caller = threading.Thread(target=take)
+    caller.start()
+    assert about_to_sleep.wait(30)
+    for number in range(1, 4):
+        now[0] += 1.0 if slow else 1e-5
+        outbox.put(number)
+        if slow:
+            break
+    caller.join(20)
+    assert taken == [1]
+    # Quick ones come three at a time, a slow one alone.
+    assert ready == [0 if slow else 2]

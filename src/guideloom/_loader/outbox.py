@@ -4,7 +4,7 @@ Waking a thread that wants the interpreter lock costs both sides more than a sma
 wait watches for a moment before it sleeps: a caller that does nothing else then takes turns with the thread that makes
 batches, a full queue at a time, and no one sleeps at all. Where one sleeps, neither side is woken
 for each batch: a producer when half of the room is free, a waiting caller when three quarters of the room are taken (so
-that the producer goes on while the caller wakes up), or after a millisecond whatever there is.
+that the producer goes on while the caller wakes up) or the batch took long, or after a millisecond whatever there is.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _LONGEST_WATCH_NS = 1_000_000
 # A watch that took so long was interrupted by other work; for how many waits no one watches after that.
 _HELD_UP_S = 0.0015
 _SHORTEST_REST, _LONGEST_REST = 64, 4096
+
+# A batch that takes so long is worth a wake of its own: to hold it back would only keep more of them alive.
+_SLOW_S = 0.0003
 
 # How long a waiting caller may be kept waiting for a second batch when the first one is there.
 _HOLD_S = 0.001
@@ -156,6 +159,7 @@ class Outbox:
         "_on_room",
         "_plenty",
         "_put",
+        "_put_at",
         "_ready",
         "_total",
         "_waiting",
@@ -187,6 +191,7 @@ class Outbox:
         self._on_room = on_room
         self._ready: deque[Any] = deque()
         self._put = 0
+        self._put_at = 0.0
         self._asking = False
         self.resting = False
         self.parked = False
@@ -202,6 +207,9 @@ class Outbox:
     def put(self, item: Any) -> None:
         """Add the next batch, or a :class:`Failure`, after which nothing may follow."""
         wake = False
+        now = perf_counter()
+        slow = now - self._put_at > _SLOW_S
+        self._put_at = now
         with self.mutex:
             self._ready.append(item)
             self._put += 1
@@ -209,7 +217,7 @@ class Outbox:
                 last = self._put == self._total or type(item) is Failure
                 # One that watches is woken by who waits for room.
                 plenty = not self._caller.watching and len(self._ready) >= self._plenty
-                if not self._hold or last or plenty:
+                if not self._hold or last or plenty or slow:
                     self._waiting = False
                     wake = True
         if wake:
