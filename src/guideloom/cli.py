@@ -24,6 +24,7 @@ from guideloom._bench import command as bench_command
 from guideloom._commands import clean, manifest, repair, upgrade, verify
 from guideloom._dataset.storages import DocumentStorage, StreamStorage, StreamWithMetaStorage
 from guideloom._format.document_numpy import DocumentNumpyFormat
+from guideloom._format.reading import ReadingFormat, ReadingStreamFormat
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.identity import identify_published
 from guideloom._storage.local import LocalFolder, drive
@@ -232,27 +233,15 @@ def _shard_rows(catalog: Catalog, known: bool) -> list[dict[str, int | None]]:
 # --- show ---
 
 
-class _RawStream:
+class _RawStream(ReadingStreamFormat):
     """Gives a window as it is."""
-
-    def __init__(self, stream_dtype: np.dtype[Any]) -> None:
-        self.stream_dtype = stream_dtype
-
-    def size(self, data: Any) -> int:
-        raise ArgumentError("this format only reads")
-
-    def pack(self, data: Any) -> Any:
-        raise ArgumentError("this format only reads")
 
     def unpack(self, stream: Any, *rest: Any) -> tuple[Any, ...]:
         return (stream, *rest)
 
 
-class _RawDocument:
+class _RawDocument(ReadingFormat):
     """Gives a document's bytes."""
-
-    def pack(self, data: Any) -> bytes:
-        raise ArgumentError("this format only reads")
 
     def unpack(self, encoded: Any, shard: int) -> tuple[memoryview, int]:
         return memoryview(encoded), shard

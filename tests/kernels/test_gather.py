@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 
 from guideloom._base.errors import CorruptDataError, MissingShardError, NotOpenError
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
+from guideloom._kernels.gather import gather_mapped
+from guideloom._kernels.jit import jit_disabled
+from guideloom._kernels.status import STATUS_SIZE
 from guideloom._read.files import open_file_set
 from guideloom._read.fileset import FileSet, FileTable, PooledFileSet
 from guideloom.io import MmapIO, PosixPreadIO, SeekIO
@@ -237,3 +240,12 @@ def test_kernels_run_other_ways(name: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+@pytest.mark.skipif(jit_disabled(), reason="plain Python does not write behind an array")
+def test_a_status_too_short_for_what_the_system_writes_is_refused() -> None:
+    none = np.zeros(0, np.int64)
+    with pytest.raises(ValueError, match="too short"):
+        gather_mapped(
+            none, none, none, none, none, none, 0, 0, np.zeros(0, np.uint8), 0, np.zeros(STATUS_SIZE - 1, np.int64)
+        )

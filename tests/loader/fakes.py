@@ -54,7 +54,7 @@ class ItemDataset(DatasetAbstract):
         return ItemReader(self)
 
     def async_reader(self) -> DatasetAsyncReaderAbstract:
-        raise NotImplementedError
+        raise AssertionError("the loader never reads through asyncio")
 
 
 class RowSource(BatchSource):

@@ -10,6 +10,7 @@ import pytest
 
 from guideloom import StatefulDataLoader, StreamDataset, StreamNumpyFormat, StreamStorage
 from guideloom._read.readahead import MAX_AHEAD_RUNS, WARM_GATHERS, Readahead
+from guideloom.errors import MissingShardError
 from guideloom.io import MmapIO, PosixPreadIO, SeekIO
 
 
@@ -101,3 +102,18 @@ def test_asking_does_not_stop_where_a_plan_ends(tmp_path: Path, batch_size: int)
             read += batch_size
     assert sorted(asked) == sorted(set(asked)), "nothing is asked for twice"
     assert asked == order[batch_size:], "all behind the first batch is asked for, in the order in which it is read"
+
+
+def test_all_maps_of_a_small_data_set_are_made_at_the_first_touch(tmp_path: Path) -> None:
+    storage = StreamStorage(tmp_path, StreamNumpyFormat(np.dtype([("token", "<u2")])), MmapIO())
+    with storage.sync_writer() as writer:
+        for shard in range(3):
+            writer.append(shard, {"token": np.arange(100)})
+    with storage.sync_reader() as reader:
+        next(tmp_path.glob("0000001-*.elements.bin")).unlink()
+        assert reader.read(0, 10)["token"].tolist() == list(range(10))
+        files: Any = reader.opened[1]
+        assert sorted(files._handles) == [0, 2]
+        # What is gone is an error where it is read.
+        with pytest.raises(MissingShardError):
+            reader.read(100, 10)

@@ -460,7 +460,7 @@ class Squares(DatasetAbstract):
         return SquaresReader()
 
     def async_reader(self) -> DatasetAsyncReaderAbstract:
-        raise NotImplementedError
+        raise AssertionError("the loader never reads through asyncio")
 
 
 class SquaresReader(DatasetSyncReaderAbstract):

@@ -20,6 +20,7 @@ from guideloom._base.protocols import IOReaderAbstract
 from guideloom._dataset.storages import DocumentStorage, StreamStorage, StreamWithMetaStorage
 from guideloom._format.document_numpy import DocumentNumpyFormat
 from guideloom._format.documents import DocumentJsonFormat
+from guideloom._format.reading import ReadingFormat, ReadingStreamFormat
 from guideloom._format.stream_numpy import StreamNumpyFormat
 from guideloom._io.mapped import MmapIO
 from guideloom._io.pread import PosixPreadIO
@@ -122,24 +123,12 @@ class Subject:
 # --- formats and collate functions ---------------------------------------------------------------
 
 
-class _RawStream:
-    def __init__(self, stream_dtype: np.dtype[Any]) -> None:
-        self.stream_dtype = stream_dtype
-
-    def size(self, data: Any) -> int:
-        raise ArgumentError("this format only reads")
-
-    def pack(self, data: Any) -> Any:
-        raise ArgumentError("this format only reads")
-
+class _RawStream(ReadingStreamFormat):
     def unpack(self, stream: Any, *rest: Any) -> Any:
         return {"elements": stream, "payloads": rest[2]} if len(rest) == 3 else stream
 
 
-class _RawDocument:
-    def pack(self, data: Any) -> bytes:
-        raise ArgumentError("this format only reads")
-
+class _RawDocument(ReadingFormat):
     def unpack(self, encoded: Any, shard: int) -> Any:
         return encoded
 
