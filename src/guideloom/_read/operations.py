@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import PurePath
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -136,14 +137,14 @@ class AsyncBackendFiles:
     async def _read(self, file: int, offset: int, out: memoryview) -> None:
         self._users[file] = self._users.get(file, 0) + 1
         try:
-            if file not in self._open:
-                self._open[file] = asyncio.ensure_future(self._open_one(file))
-            try:
-                reader = await asyncio.shield(self._open[file])
-            except BaseException:
-                self._open.pop(file, None)
-                raise
-            self._open[file] = self._open.pop(file)
+            opening = self._open.get(file)
+            if opening is None:
+                opening = self._open[file] = asyncio.ensure_future(self._open_one(file))
+                opening.add_done_callback(partial(self._forget_failed, file))
+            # Other reads may wait for the same file: one that is cancelled leaves the opening to them.
+            reader = await asyncio.shield(opening)
+            if self._open.get(file) is opening:
+                self._open[file] = self._open.pop(file)
             try:
                 data = await reader.read(offset, len(out))
             except IndexError as error:
@@ -153,6 +154,8 @@ class AsyncBackendFiles:
             out[:] = data
         finally:
             self._users[file] -= 1
+            if self._closed and not self._users[file]:
+                await self._close_these([file])
 
     def _short(self, file: int, offset: int, size: int, why: str) -> CorruptDataError:
         return CorruptDataError(
@@ -170,13 +173,33 @@ class AsyncBackendFiles:
             raise self._table.missing(file) from error
         return reader
 
+    def _forget_failed(self, file: int, opening: asyncio.Task[IOAsyncReaderAbstract]) -> None:
+        # Asking for the exception also says that it was seen: the reads that it was for may have been cancelled.
+        failed = opening.cancelled() or opening.exception() is not None
+        if failed and self._open.get(file) is opening:
+            del self._open[file]
+
     async def _evict(self) -> None:
-        idle = [file for file in self._open if not self._users.get(file)]
-        for file in idle[: max(0, len(self._open) - self._capacity)]:
-            await (await self._open.pop(file)).close()
+        idle = [file for file, opening in self._open.items() if not self._users.get(file) and opening.done()]
+        await self._close_these(idle[: max(0, len(self._open) - self._capacity)])
+
+    async def _close_these(self, files: list[int]) -> None:
+        """Close files, all of them even if one fails; no read finds one that is about to be closed."""
+        given_up = [self._open.pop(file) for file in files if file in self._open]
+        results = await asyncio.gather(*map(_close_opened, given_up), return_exceptions=True)
+        for result in results:
+            if result is not None:
+                raise result
 
     async def close(self) -> None:
-        """Close the files."""
+        """Close the files; those that a read still uses are closed by the last one to finish."""
         self._closed = True
-        for file in list(self._open):
-            await (await self._open.pop(file)).close()
+        await self._close_these([file for file in self._open if not self._users.get(file)])
+
+
+async def _close_opened(opening: asyncio.Task[IOAsyncReaderAbstract]) -> None:
+    try:
+        reader = await opening
+    except Exception:  # noqa: BLE001  whoever waited for it was told
+        return
+    await reader.close()

@@ -1,0 +1,191 @@
+"""A user's asyncio backend under reads that are cancelled, that come at once, and that outlive the reader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import PurePath
+
+import numpy as np
+import pytest
+
+from guideloom._read.fileset import FileTable
+from guideloom._read.operations import AsyncBackendFiles
+from guideloom._read.requests import Gather
+from guideloom.errors import MissingShardError, NotOpenError
+from guideloom.types import IOAsyncReaderAbstract
+
+SIZE = 8
+
+
+class Backend:
+    """Files in memory: byte ``b`` of file ``f`` is ``16 * f + b``. Each step waits for its gate, where there is one."""
+
+    def __init__(self) -> None:
+        self.gates: dict[tuple[str, int], asyncio.Event] = {}
+        self.met: dict[tuple[str, int], asyncio.Event] = {}
+        self.missing: set[int] = set()
+        self.opened: list[int] = []
+        self.closed: list[int] = []
+
+    def hold(self, step: str, file: int) -> None:
+        self.gates[step, file] = asyncio.Event()
+        self.met[step, file] = asyncio.Event()
+
+    async def pass_gate(self, step: str, file: int) -> None:
+        if (step, file) in self.gates:
+            self.met[step, file].set()
+            await self.gates[step, file].wait()
+
+    def files(self, capacity: int = 8, num_files: int = 4) -> AsyncBackendFiles:
+        paths: list[PurePath] = [PurePath(str(file)) for file in range(num_files)]
+        table = FileTable(paths, np.full(num_files, SIZE), np.arange(num_files))
+        return AsyncBackendFiles(table, capacity, lambda path: Reader(self, int(str(path))))
+
+
+class Reader(IOAsyncReaderAbstract):
+    def __init__(self, backend: Backend, file: int) -> None:
+        self.backend = backend
+        self.file = file
+        self.is_open = False
+
+    async def open(self) -> None:
+        await self.backend.pass_gate("open", self.file)
+        if self.file in self.backend.missing:
+            raise FileNotFoundError(self.file)
+        self.is_open = True
+        self.backend.opened.append(self.file)
+
+    async def close(self) -> None:
+        assert self.is_open, "closed twice"
+        self.is_open = False
+        self.backend.closed.append(self.file)
+        await self.backend.pass_gate("close", self.file)
+
+    async def filesize(self) -> int:
+        return SIZE
+
+    async def read(self, offset: int, size: int) -> bytearray:
+        await self.backend.pass_gate("read", self.file)
+        assert self.is_open, "read after close"
+        return bytearray(16 * self.file + offset + k for k in range(size))
+
+
+async def read(files: AsyncBackendFiles, *numbers: int) -> list[int]:
+    """Read the second byte of each file."""
+    out = np.zeros(len(numbers), np.uint8)
+    one = np.ones(len(numbers), np.int64)
+    at = np.arange(len(numbers), dtype=np.int64)
+    await files.execute(Gather(np.array(numbers, np.int64), one, at, one, 0, len(numbers), out))
+    return [int(value) for value in out]
+
+
+async def cancelled(task: asyncio.Task[list[int]]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def run(body: Callable[[Backend], Awaitable[None]]) -> Backend:
+    backend = Backend()
+
+    async def main() -> None:
+        await asyncio.wait_for(body(backend), timeout=20)
+
+    asyncio.run(main())
+    assert sorted(backend.opened) == sorted(backend.closed)
+    return backend
+
+
+def test_a_read_that_is_cancelled_leaves_the_opening_of_a_file_to_the_others() -> None:
+    async def body(backend: Backend) -> None:
+        files = backend.files()
+        backend.hold("open", 2)
+        first, second = asyncio.ensure_future(read(files, 2)), asyncio.ensure_future(read(files, 2, 1))
+        await backend.met["open", 2].wait()
+        await cancelled(first)
+        backend.gates["open", 2].set()
+        assert await second == [33, 17]
+        await files.close()
+
+    assert run(body).opened.count(2) == 1
+
+
+def test_what_nobody_waits_for_any_more_is_closed_too() -> None:
+    async def body(backend: Backend) -> None:
+        files = backend.files()
+        backend.hold("open", 2)
+        only = asyncio.ensure_future(read(files, 2))
+        await backend.met["open", 2].wait()
+        await cancelled(only)
+        backend.gates["open", 2].set()
+        await files.close()
+
+    assert run(body).closed == [2]
+
+
+def test_a_failure_of_which_nobody_was_told_is_not_that_of_the_next_read() -> None:
+    async def body(backend: Backend) -> None:
+        files = backend.files()
+        backend.missing.add(2)
+        backend.hold("open", 2)
+        only = asyncio.ensure_future(read(files, 2))
+        await backend.met["open", 2].wait()
+        await cancelled(only)
+        backend.gates["open", 2].set()
+        with pytest.raises(MissingShardError):
+            await read(files, 2)
+        backend.missing.clear()
+        assert await read(files, 2) == [33]
+        await files.close()
+
+    run(body)
+
+
+def test_no_file_is_given_up_that_another_read_has_come_to_use() -> None:
+    async def body(backend: Backend) -> None:
+        files = backend.files(capacity=1)
+        backend.hold("close", 0)
+        # Two of the three are too many; the second is wanted again while the first is being closed.
+        first = asyncio.ensure_future(read(files, 0, 1, 2))
+        await backend.met["close", 0].wait()
+        backend.hold("read", 1)
+        second = asyncio.ensure_future(read(files, 1))
+        await backend.met["read", 1].wait()
+        backend.gates["close", 0].set()
+        assert await first == [1, 17, 33]
+        backend.gates["read", 1].set()
+        assert await second == [17]
+        await files.close()
+
+    run(body)
+
+
+def test_close_leaves_a_file_to_the_read_that_uses_it() -> None:
+    async def body(backend: Backend) -> None:
+        files = backend.files()
+        assert await read(files, 0) == [1]
+        backend.hold("read", 3)
+        late = asyncio.ensure_future(read(files, 3))
+        await backend.met["read", 3].wait()
+        await files.close()
+        assert backend.closed == [0]
+        with pytest.raises(NotOpenError):
+            await read(files, 3)
+        backend.gates["read", 3].set()
+        assert await late == [49]
+
+    assert run(body).closed == [0, 3]
+
+
+def test_close_while_a_file_is_being_opened() -> None:
+    async def body(backend: Backend) -> None:
+        files = backend.files()
+        backend.hold("open", 3)
+        late = asyncio.ensure_future(read(files, 3))
+        await backend.met["open", 3].wait()
+        await files.close()
+        backend.gates["open", 3].set()
+        assert await late == [49]
+
+    run(body)
