@@ -109,6 +109,7 @@ ELEMENTS = np.arange(5, dtype=TOKEN)
         ((ELEMENTS.reshape(1, 5), [5], [b""]), "1-D"),
         ((ELEMENTS, [5.0], [b""]), "integers"),
         ((ELEMENTS, [[5]], [b""]), "integers"),
+        ((ELEMENTS, [[2], [1, 2]], [b"", b""]), "integers"),
         ((ELEMENTS, 5, [b""]), "integers"),
         ((ELEMENTS, [2, 3], [b""]), "2 lengths and 1 payloads"),
         ((ELEMENTS, [], []), "sum to the 5"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,28 @@ def test_open_and_closed(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(ShardExistsError, match='mode="append"'):
         opened_writer.append(0, record_of(kind, 1))
     opened_writer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forked_child_leaves_the_writer_to_its_parent(kind: Any, tmp_path: Path) -> None:
+    """Also a shard that was begun: the child would write into the parent's file."""
+    with writer(kind, tmp_path) as session_of_parent:
+        session_of_parent.append(0, record_of(kind, 1))
+        session_of_parent._parts[0].flush()
+        child = os.fork()
+        if child == 0:
+            refused = 0
+            try:
+                for shard in (0, 1):
+                    with pytest.raises(InUseError, match="another process"):
+                        session_of_parent.append(shard, record_of(kind, 2))
+                    refused += 1
+                session_of_parent.abandon()
+            finally:
+                os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        session_of_parent.append(0, record_of(kind, 3))
+    assert shards_of(tmp_path, opened(kind, tmp_path)) == [written(kind, [1, 3])]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -92,7 +92,12 @@ def whole_spans(packed: Any, dtype: np.dtype[Any], format_name: str) -> tuple[np
     if not isinstance(packed, tuple) or len(packed) != 3:
         raise PackError(f"{name} must give a tuple (elements, lengths, payloads), got {type(packed).__name__}")
     elements = checked_elements(packed[0], dtype, format_name, "pack_spans")
-    lengths = np.asarray(packed[1])
+    try:
+        lengths = np.asarray(packed[1])
+    except ValueError as error:  # sequences of unequal length
+        raise PackError(
+            f"{name} must give the spans' lengths as a 1-D array or sequence of integers: {error}"
+        ) from error
     payloads = packed[2] if isinstance(packed[2], (list, tuple)) else _listed(packed[2], name)
     if lengths.ndim != 1 or (lengths.size and lengths.dtype.kind not in "iu"):
         raise PackError(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import weakref
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +48,19 @@ _MAX_BUFFER_BYTES = 1 << 20
 _MIN_BUFFER_BYTES = 512
 
 PartT = TypeVar("PartT", bound=OpenPart)
+
+_OPEN: weakref.WeakSet[WriterSession[Any]] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    # Parts that were begun belong to the parent, whose file a child would write into. Without them each append of the
+    # child begins one, and is refused there: nothing need be asked in the appends that go on.
+    for writer in list(_OPEN):
+        writer._forget_parts()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class WriterSession(Generic[PartT]):
@@ -145,6 +159,7 @@ class WriterSession(Generic[PartT]):
         self._token = secrets.token_hex(8)
         self._pid = os.getpid()
         self._is_open = True
+        _OPEN.add(self)
 
     def _find_lost(self, listed: Collection[str]) -> dict[int, str]:
         """Return, by shard, the records that the manifest names and that are gone; ``_known`` is then without them.
@@ -363,6 +378,12 @@ class WriterSession(Generic[PartT]):
         begun = self._part_class(shard, number, number > 0 and self._mode == "overwrite", prefix, self._descriptors)
         self._parts[shard] = begun
         return begun
+
+    def _forget_parts(self) -> None:
+        if not self._is_open:
+            return
+        self._lengths = {shard: part.count for shard, part in self._parts.items()}
+        self._parts = {}
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
