@@ -16,6 +16,7 @@ import pytest
 
 from guideloom import DocumentStorage, StreamStorage, StreamWithMetaStorage, cli
 from guideloom._storage.leftovers import find_leftovers
+from guideloom._storage.local import LocalFolder
 from guideloom._storage.verify import verify
 from tests.storage.support import FORMATS, KINDS, names, opened, record_of, shards_of, write, writer, written
 
@@ -166,6 +167,16 @@ def test_a_folder_that_may_not_be_read(kind: Any, place: Path) -> None:
             status, text = as_user(lambda arguments=arguments: command(arguments[0], str(folder), *arguments[1:]))
             assert status == 2 and str(folder) in text and "ermission" in text, (arguments, status, text)
     assert shards_of(folder, opened(kind, folder)) == [written(kind, [1])]
+
+
+def test_a_folder_whose_names_alone_may_be_read(place: Path) -> None:
+    """The sizes of its files cannot be asked for: the error names the file as the caller would."""
+    folder = place / "data"
+    assert as_user(lambda: write("stream", folder, {0: [1]})) is None
+    (folder / "manifest.json").unlink()
+    (data,) = folder.glob("*.bin")
+    with mode_of(folder, 0o400):
+        refused(as_user(lambda: LocalFolder(folder).listing()), data)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Generic, TypeVar
 
@@ -51,7 +52,7 @@ class FileTable:
     shards : int64[F]
     """
 
-    def __init__(self, paths: list[PurePath], sizes: I64, shards: I64) -> None:
+    def __init__(self, paths: Sequence[PurePath], sizes: I64, shards: I64) -> None:
         self.paths = paths
         self.sizes = np.ascontiguousarray(sizes, np.int64)
         self.shards = shards

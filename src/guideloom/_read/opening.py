@@ -5,10 +5,10 @@ A local folder read by our own backends is listed; anything else is asked for by
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -46,7 +46,27 @@ def file_table(directory: PurePath, catalog: Catalog) -> FileTable:
     for column in (catalog.elements_file, catalog.offsets_file, catalog.payload_file, catalog.table_file):
         there = column >= 0
         shards[column[there]] = catalog.shard[there]
-    return FileTable([directory / name for name in catalog.files], catalog.sizes, shards)
+    return FileTable(_Paths(directory, catalog.files), catalog.sizes, shards)
+
+
+class _Paths(Sequence[PurePath]):
+    """Paths of files in a folder, each made when it is asked for: a reader may never touch most of ten thousand."""
+
+    def __init__(self, directory: PurePath, names: Sequence[str]) -> None:
+        self._directory = directory
+        self._names = names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> PurePath: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PurePath]: ...
+    def __getitem__(self, index: int | slice) -> PurePath | Sequence[PurePath]:
+        if isinstance(index, slice):
+            return _Paths(self._directory, self._names[index])
+        return self._directory / self._names[index]
 
 
 class BackendFolder:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
 _OPEN_FLAGS = getattr(os, "O_NONBLOCK", 0)
+_FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 FOLLOW_LINKS = "copy the data set with its links followed: cp -rL, or cp -rlL, which takes no space on the same disk"
@@ -95,22 +97,27 @@ class LocalFolder:
         found = {}
         self.links = {}
         try:
-            with os.scandir(self._prefix) as entries:
+            with self._scan() as entries:
                 for entry in entries:
+                    name = entry.name
                     # The listing itself says what is a link: files that are none cost nothing.
-                    if entry.is_symlink() and _is_read(entry.name):
-                        target = outside_link(self._prefix, entry.name)
+                    if entry.is_symlink() and _is_read(name):
+                        target = outside_link(self._prefix, name)
                         if target is not None:
-                            self.links[entry.name] = target
-                    if entry.name in self.links or entry.name.endswith(RECORD_SUFFIX):
-                        found[entry.name] = -1
+                            self.links[name] = target
+                            found[name] = -1
+                            continue
+                    if name.endswith(RECORD_SUFFIX):
+                        found[name] = -1
                         continue
                     try:
                         if entry.is_file():
-                            found[entry.name] = entry.stat().st_size
+                            found[name] = entry.stat().st_size
                     except OSError as error:
                         if error.errno not in (*_GONE, errno.ELOOP):
-                            raise
+                            # As it comes, it has the path from the folder only.
+                            path = os.path.join(self._prefix, name)
+                            raise OSError(error.errno, error.strerror, path) from error
         except FileNotFoundError:
             raise DataSetNotFoundError(
                 "no data set: the folder does not exist; correct the path, or write it first", path=self._directory
@@ -118,6 +125,20 @@ class LocalFolder:
         except NotADirectoryError:
             raise ForeignDataError("expected a data set's folder, found a file", path=self._directory) from None
         return found
+
+    @contextlib.contextmanager
+    def _scan(self) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """Entries of the folder, whose sizes are asked for relative to it where the platform can: by shorter paths."""
+        if os.scandir not in os.supports_fd:
+            with os.scandir(self._prefix) as entries:
+                yield entries
+            return
+        descriptor = os.open(self._prefix, _FOLDER_FLAGS)
+        try:
+            with os.scandir(descriptor) as entries:
+                yield entries
+        finally:
+            os.close(descriptor)
 
     def read_file(self, name: str, limit_bytes: int) -> bytes | None:
         """The whole file, None when it does not exist."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,7 +21,6 @@ _COLUMNS = ("shard", "part", "replaces", "count", "spans", "stride", "payload")
 _KEYS = frozenset(
     (*_COLUMNS, "guideloom", "kind", "dtype", "tag", "record", "digest", "format", "metadata", "pending", "checksum")
 )
-_HEX = re.compile("[0-9a-f]*")
 
 
 @dataclass(frozen=True)
@@ -82,10 +81,6 @@ def _distinct(values: Sequence[Any]) -> tuple[list[Any], list[int]]:
             last = value
         index.append(place)
     return kept, index
-
-
-def _bytes_of_hex(text: str) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(bytes.fromhex(text), np.uint8).reshape(-1, 16)
 
 
 def decode_manifest(data: bytes, folder: str = "") -> Manifest:
@@ -157,7 +152,8 @@ class _Reader:
             tags=self.hex_column(value["tag"], "tag", num_parts),
             checksums=self.hex_column(value["record"], "record", num_parts),
             digests={
-                role: _bytes_of_hex(self.hex_text(digest[role], "digest", 32 * num_parts)) for role in ROLES[kind]
+                role: np.frombuffer(self.hex_bytes(digest[role], "digest", 32 * num_parts), np.uint8).reshape(-1, 16)
+                for role in ROLES[kind]
             },
             formats=self.spread(value["format"], "format", num_parts, str),
             metadata=self.spread(value["metadata"], "metadata", num_parts, dict),
@@ -184,13 +180,17 @@ class _Reader:
         except OverflowError:
             raise self.damaged(f"{key!r}: an integer beyond 64 bits") from None
 
-    def hex_text(self, text: Any, key: str, length: int) -> str:
-        if not isinstance(text, str) or len(text) != length or _HEX.fullmatch(text) is None:
-            raise self.damaged(f"{key!r}: expected {length} hex digits")
-        return text
+    def hex_bytes(self, text: Any, key: str, length: int) -> bytes:
+        if isinstance(text, str) and len(text) == length:
+            with contextlib.suppress(ValueError):
+                data = bytes.fromhex(text)
+                # There and back: capitals and spaces would be accepted, too.
+                if data.hex() == text:
+                    return data
+        raise self.damaged(f"{key!r}: expected {length} hex digits")
 
     def hex_column(self, text: Any, key: str, num_parts: int) -> list[str]:
-        text = self.hex_text(text, key, 16 * num_parts)
+        self.hex_bytes(text, key, 16 * num_parts)
         return [text[start : start + 16] for start in range(0, len(text), 16)]
 
     def spread(self, value: Any, key: str, num_parts: int, kind: type) -> list[Any]:

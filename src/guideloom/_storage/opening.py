@@ -7,6 +7,7 @@ asyncio backends and local folders.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
+from itertools import repeat
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -79,8 +80,10 @@ def open_catalog(
     if listing is None:
         return (yield from _open_by_probing(manifest, asked, folder))
     for _ in range(_MOST_LOOKS):
-        listed = _records_in(listing)
-        if listed == previous or (manifest is not None and listed.issubset(manifest.parts.record_names())):
+        if manifest is not None and not _unnamed_in(listing, manifest.parts):
+            break
+        listed = {name for name in listing if name.endswith(RECORD_SUFFIX)}
+        if listed == previous:
             break
         previous = listed
         manifest = yield from read_manifest(folder)
@@ -109,11 +112,8 @@ def read_unnamed(listing: Mapping[str, int], known: Parts | None, folder: str) -
     MissingShardError
         A record that was listed is gone.
     """
-    listed = _records_in(listing)
-    if known is not None:
-        listed.difference_update(known.record_names())
     records = []
-    for name in sorted(listed):
+    for name in sorted(_unnamed_in(listing, known)):
         record = yield from _read_record(name, folder)
         if record is None:
             raise MissingShardError("the commit record was listed and is gone", path=join_path(folder, name))
@@ -121,8 +121,13 @@ def read_unnamed(listing: Mapping[str, int], known: Parts | None, folder: str) -
     return join_parts(known, parts_from_records(records, folder) if records else None, folder)
 
 
-def _records_in(listing: Iterable[str]) -> set[str]:
-    return {name for name in listing if name.endswith(RECORD_SUFFIX) and parse_record_name(name) is not None}
+def _unnamed_in(listing: Iterable[str], known: Parts | None) -> list[str]:
+    """Names of the records that are listed and that ``known`` does not have."""
+    names = {name for name in listing if name.endswith(RECORD_SUFFIX)}
+    if known is not None:
+        # First, since what is known need not be parsed: of a whole data set nothing is left.
+        names.difference_update(known.record_names())
+    return [name for name in names if parse_record_name(name) is not None]
 
 
 def _read_record(name: str, folder: str) -> Generator[Request, Any, CommitRecord | None]:
@@ -153,7 +158,7 @@ def _open_by_listing(
                 path=join_path(folder, name),
             )
     catalog = _catalog(parts, asked, folder)
-    found = np.fromiter((listing.get(name, -1) for name in catalog.files), np.int64, len(catalog.files))
+    found = np.fromiter(map(listing.get, catalog.files, repeat(-1)), np.int64, len(catalog.files))
     _check_sizes(catalog, found, folder)
     return catalog
 

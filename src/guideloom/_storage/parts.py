@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -60,18 +61,23 @@ class Parts:
     metadata: Sequence[Mapping[str, Any]]
 
     def record_names(self) -> list[str]:
-        """Name of each row's commit record."""
-        return [
-            f"{shard:07d}-{part:04d}{RECORD_SUFFIX}"
-            for shard, part in zip(self.shard.tolist(), self.part.tolist(), strict=True)
-        ]
+        """Name of each row's commit record; not to be changed by the caller."""
+        return self._record_names
+
+    @cached_property
+    def _record_names(self) -> list[str]:
+        return [stem + RECORD_SUFFIX for stem in self._stems]
 
     def data_names(self, role: str) -> list[str]:
         """Name of each row's file of ``role``."""
-        return [
-            f"{shard:07d}-{part:04d}.{tag}.{role}.bin"
-            for shard, part, tag in zip(self.shard.tolist(), self.part.tolist(), self.tags, strict=True)
-        ]
+        end = f".{role}.bin"
+        return [stem + "." + tag + end for stem, tag in zip(self._stems, self.tags, strict=True)]
+
+    @cached_property
+    def _stems(self) -> list[str]:
+        """What the names of each row's files begin with."""
+        numbers = zip(self.shard.tolist(), self.part.tolist(), strict=True)
+        return [f"{shard:07d}-{part:04d}" for shard, part in numbers]
 
     def sizes(self) -> dict[str, Int64s]:
         """Size in bytes of each row's file of each role."""
