@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +109,17 @@ def test_documents_without_numeric_batches(tmp_path: Path) -> None:
 def test_a_dtype_too_small_for_every_field(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="take a wider one, such as int64"):
         StreamDataset(make(tmp_path), 8, dtype="int8")
+
+
+@pytest.mark.parametrize("wrong", [object, "U9", "datetime64[s]", "V8"])
+def test_numbers_stay_numbers(tmp_path: Path, wrong: Any) -> None:
+    """NumPy calls most of these safe."""
+    storage = make(tmp_path)
+    with pytest.raises(ArgumentError, match="take a wider one, such as int64"):
+        StreamDataset(storage, 8, dtype=wrong)
+    (name,) = storage.storage_format.stream_dtype.names
+    with pytest.raises(ArgumentError, match=f"field {name!r}.* such as int64"):
+        StreamDataset(storage, 8, dtype={name: wrong})
 
 
 @pytest.mark.parametrize("name", ["0000000-0000.commit.json", "manifest.json"])

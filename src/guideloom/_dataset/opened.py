@@ -110,7 +110,7 @@ class SyncOpened(Opened[OperationsT, FileSet]):
     def open_again(self, catalog: Catalog) -> None:
         """Open what another reader of this data set has open, whatever was committed since: nothing is looked up."""
         self._require_closed()
-        files = open_files(self._directory, catalog, self._backend, self._verify)
+        files = open_files(catalog, self._backend, self._verify)
         self._opened = self._operations_on(catalog), files
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class SyncOpened(Opened[OperationsT, FileSet]):
         catalog = self.catalog
         if catalog.identity is not None:
             return catalog.identity
-        return drive(identify_published(catalog), folder_of(self._directory, self._backend).answer)
+        return drive(identify_published(catalog), folder_of(catalog.directory, self._backend).answer)
 
     def length(self, shard: int) -> int:
         """Elements or documents in ``shard``; ``IndexError`` out of range."""

@@ -189,28 +189,30 @@ def open_data_set(
     """
     opening = open_catalog(kind, _wanted_dtype(storage_format), format_name(storage_format))
     try:
-        catalog = replace(drive(opening, folder_of(directory, backend).answer), directory=directory)
+        found = drive(opening, folder_of(directory, backend).answer)
     except DataSetError as error:
         raise error.under(directory) from error.__cause__
-    return catalog, open_files(directory, catalog, backend, verify)
+    # Files are opened when they are first used: a relative path then means what it means now.
+    catalog = replace(found, directory=Path(directory).absolute() if is_own_backend(backend) else directory)
+    return catalog, open_files(catalog, backend, verify)
 
 
-def open_files(directory: PurePath, catalog: Catalog, backend: IOReaderAbstract, verify: bool = False) -> FileSet:
+def open_files(catalog: Catalog, backend: IOReaderAbstract, verify: bool = False) -> FileSet:
     """Return the files of a data set that is open already; each one's size is checked when it is first used."""
-    files = open_file_set(backend, file_table(directory, catalog))
+    files = open_file_set(backend, file_table(catalog.directory, catalog))
     if verify:
-        files.checker = block_checker(catalog, directory, backend)
+        files.checker = block_checker(catalog, backend)
     return files
 
 
-def block_checker(catalog: Catalog, directory: PurePath, backend: IOReaderAbstract) -> BlockChecker:
+def block_checker(catalog: Catalog, backend: IOReaderAbstract) -> BlockChecker:
     """Return what checks the blocks of a data set, through the same backend."""
-    answer = folder_of(directory, backend).answer
+    answer = folder_of(catalog.directory, backend).answer
     return BlockChecker(
         catalog,
         lambda name, offset, size: answer(ReadRange(name, offset, size)),
         lambda name, limit: answer(ReadFile(name, limit)),
-        str(directory),
+        str(catalog.directory),
     )
 
 
@@ -243,5 +245,5 @@ async def open_data_set_async(
     table = file_table(directory, catalog)
     async_files = AsyncBackendFiles(table, default_capacity(), backend.async_reader())
     if verify:
-        async_files.checker = block_checker(catalog, directory, backend)
+        async_files.checker = block_checker(catalog, backend)
     return catalog, async_files

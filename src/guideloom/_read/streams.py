@@ -47,6 +47,11 @@ def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
 
     def check(name: str, have: np.dtype[Any], want: np.dtype[Any]) -> np.dtype[Any]:
         base, shape = have.subdtype if have.subdtype else (have, ())
+        if not _is_same_sort(base, want):
+            raise ArgumentError(
+                f"expected a wider dtype of the sort of {name} ({base}), such as int64 for integers, found {want}: "
+                "convert to anything else in collate_fn"
+            )
         if not np.can_cast(base, want, "safe"):
             raise ArgumentError(
                 f"dtype {want} cannot hold every value of {name} ({base}): "
@@ -68,7 +73,11 @@ def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
         target = _dtype_of(wanted)
         suited = [name for name, have in fields.items() if _widens(have.base, target)]
         # Of another sort than all fields: what was asked for is meant for those that fit in it.
-        suited = suited or [name for name, have in fields.items() if np.can_cast(have.base, target, "safe")]
+        suited = suited or [
+            name
+            for name, have in fields.items()
+            if _is_same_sort(have.base, target) and np.can_cast(have.base, target, "safe")
+        ]
         if not suited:
             raise ArgumentError(
                 f"dtype {target} cannot hold every value of any field of {dtype}: take a wider one, such as int64"
@@ -84,6 +93,12 @@ def _dtype_of(wanted: Any) -> np.dtype[Any]:
     except TypeError:
         raise ArgumentError(f"expected a NumPy dtype, such as 'int64' or np.int64, found {wanted!r}") from None
     return dtype
+
+
+def _is_same_sort(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
+    """Whether both are numbers, or of one kind: NumPy calls it safe to write numbers out as text or as objects."""
+    numbers = "biufc"
+    return want.kind in numbers if have.kind in numbers else want.kind == have.kind
 
 
 def _widens(have: np.dtype[Any], want: np.dtype[Any]) -> bool:

@@ -132,6 +132,8 @@ class WriterSession(Generic[PartT]):
         """
         if self._is_open:
             raise InUseError("this writer is open already: close it first", path=self._folder)
+        # The folder that is meant now, wherever the program stands when its files are made and committed.
+        self._folder = os.fspath(Path(self._folder).absolute())
         local = LocalFolder(Path(self._folder))
         try:
             disk.make_folder(self._folder)
