@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from guideloom import StatefulDataLoader, StreamDataset, StreamNumpyFormat, StreamStorage
 from guideloom._read.readahead import MAX_AHEAD_RUNS, WARM_GATHERS, Readahead
-from guideloom.errors import MissingShardError
-from guideloom.io import MmapIO, PosixPreadIO, SeekIO
+from guideloom.errors import ArgumentError, MissingShardError
+from guideloom.io import MmapIO, PosixPreadIO
 
 
 def test_begins_with_a_device_read_and_stops_when_all_is_cached() -> None:
-    readahead = Readahead()
+    readahead = Readahead(1 << 20)
     readahead.note(32, 0, 1)
     assert not readahead.cold
     readahead.note(32, 8, 0)
@@ -28,13 +31,13 @@ def test_begins_with_a_device_read_and_stops_when_all_is_cached() -> None:
 
 
 def test_waits_without_blocks_are_a_network() -> None:
-    readahead = Readahead()
+    readahead = Readahead(1 << 20)
     readahead.note(32, 0, 20)
     assert readahead.cold
 
 
 def test_goes_on_while_asking_makes_devices_read() -> None:
-    readahead = Readahead()
+    readahead = Readahead(1 << 20)
     readahead.note(1, 8, 1)
     for _ in range(3 * WARM_GATHERS):
         readahead.note_asked(16)
@@ -42,7 +45,47 @@ def test_goes_on_while_asking_makes_devices_read() -> None:
     assert readahead.cold
 
 
-@pytest.mark.parametrize("backend", [PosixPreadIO(), MmapIO(), SeekIO()], ids=repr)
+@given(max_bytes=st.integers(0, 1 << 40), run_bytes=st.integers(0, 1 << 40))
+def test_what_is_asked_for_ahead_is_bounded_in_bytes_and_in_reads(max_bytes: int, run_bytes: int) -> None:
+    reach = Readahead(max_bytes).reach(run_bytes)
+    assert reach * run_bytes <= max_bytes
+    assert reach <= MAX_AHEAD_RUNS
+    # Not less than that either.
+    assert reach == MAX_AHEAD_RUNS or (reach + 1) * max(1, run_bytes) > max_bytes
+
+
+def test_nothing_is_asked_for_ahead_where_that_is_switched_off() -> None:
+    readahead = Readahead(0)
+    readahead.note(32, 8, 32)
+    assert not readahead.cold
+
+
+@pytest.mark.parametrize("kind", [PosixPreadIO, MmapIO])
+@pytest.mark.parametrize("number", [-1, 1.5, None, True, "64"])
+def test_only_a_number_of_bytes_says_how_much_is_asked_for_ahead(kind: Any, number: Any) -> None:
+    with pytest.raises(ArgumentError, match="read_ahead_bytes must be an integer of at least 0"):
+        kind(read_ahead_bytes=number)
+
+
+@pytest.mark.parametrize("kind", [PosixPreadIO, MmapIO])
+def test_a_backend_says_how_much_is_asked_for_ahead(tmp_path: Path, kind: Any) -> None:
+    storage = StreamStorage(
+        tmp_path, StreamNumpyFormat(np.dtype([("token", "<u2")])), kind(read_ahead_bytes=np.int64(100))
+    )
+    with storage.sync_writer() as writer:
+        writer.append(0, {"token": np.arange(4000)})
+    with StreamDataset(pickle.loads(pickle.dumps(storage)), 10).sync_reader() as reader:
+        source: Any = reader.batch_source()
+        files = source._files
+        asked: list[tuple[int, int]] = []
+        files._advise = lambda file, src, nbytes, lo, hi: asked.append((lo, hi))
+        files.readahead.cold = True
+        source.samples(source.prepare(np.arange(100)), 0, 8)
+    # The batch itself, and five windows of 20 bytes.
+    assert asked == [(0, 13)]
+
+
+@pytest.mark.parametrize("backend", [PosixPreadIO(), MmapIO()], ids=repr)
 def test_windows_are_asked_for_once_and_some_way_ahead(tmp_path: Path, backend: Any) -> None:
     storage = StreamStorage(tmp_path, StreamNumpyFormat(np.dtype([("token", "<u2")])), backend)
     with storage.sync_writer() as writer:

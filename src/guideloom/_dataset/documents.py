@@ -24,7 +24,7 @@ from guideloom._dataset.views import AsyncView, SyncView
 from guideloom._read.documents import DocumentPlan
 from guideloom._read.files import BackendFileSet
 from guideloom._read.operations import run
-from guideloom._read.readahead import MAX_AHEAD_BYTES, MAX_AHEAD_RUNS
+from guideloom._read.readahead import MAX_AHEAD_RUNS
 from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]
@@ -165,7 +165,7 @@ class DocumentSource(BatchSource):
         reading, asked = self._ahead
         begin = max(lo, asked) if reading is plan else lo
         # No further than there is room for; but what this batch needs, in any case.
-        room = int(placement.dst[hi]) + MAX_AHEAD_BYTES
+        room = int(placement.dst[hi]) + self._files.readahead.max_bytes
         far = int(np.searchsorted(placement.dst, room, side="right")) - 1
         end = max(hi, min(plan.num_documents, hi + MAX_AHEAD_RUNS, far))
         if end > begin:

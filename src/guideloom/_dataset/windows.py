@@ -23,7 +23,6 @@ from guideloom._dataset.stream_readers import Operations, StreamAsyncReader, Str
 from guideloom._dataset.views import AsyncView, SyncView
 from guideloom._plan.windows import WindowPlan
 from guideloom._read.operations import run, run_async
-from guideloom._read.readahead import MAX_AHEAD_BYTES, MAX_AHEAD_RUNS
 from guideloom._read.streams import StreamOperations, WantedDtype, widened
 from guideloom._storage.catalog import Catalog
 
@@ -243,7 +242,7 @@ class WindowSource(BatchSource):
 
         Two threads at once may ask for some of them twice.
         """
-        windows = max(1, min(MAX_AHEAD_RUNS, MAX_AHEAD_BYTES // max(1, plan.window_bytes)))
+        windows = self._files.readahead.reach(plan.window_bytes)
         self._ask(plan, lo, min(plan.num_windows, hi + windows))
         beyond = hi + windows - plan.num_windows
         if beyond > 0 and self._following is not None and self._following[0] is plan:

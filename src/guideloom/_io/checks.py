@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import PurePath
 
-from guideloom._base.errors import NotOpenError, OutOfRangeError
+from guideloom._base.errors import ArgumentError, NotOpenError, OutOfRangeError
+
+
+def check_read_ahead(read_ahead_bytes: int) -> int:
+    """Return how many bytes may be asked for ahead as a Python int; refuse what is no number of bytes."""
+    try:
+        number = -1 if isinstance(read_ahead_bytes, bool) else operator.index(read_ahead_bytes)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ArgumentError(
+            f"read_ahead_bytes must be an integer of at least 0 (0: ask for nothing ahead), got {read_ahead_bytes!r}"
+        )
+    return number
 
 
 def check_range(path: PurePath, offset: int, size: int) -> None:

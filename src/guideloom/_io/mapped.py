@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
-from guideloom._io.checks import check_range, not_open, short_read
+from guideloom._io.checks import check_range, check_read_ahead, not_open, short_read
 from guideloom._io.threaded import ThreadedAsyncReader
 
 
@@ -61,7 +61,23 @@ class MmapIO(IOReaderAbstract):
     kills the process
     with SIGBUS when the lost part is touched; :class:`PosixPreadIO` gives an error instead. Pages in the cache count
     in the process's resident memory: that is not a leak.
+
+    Parameters
+    ----------
+    read_ahead_bytes : int, default 64 MiB
+        Most bytes of the batches to come that the system is asked to fetch ahead, in at most 256 reads, while reads
+        wait for storage; nothing is asked for while they find all in the page cache. 0: never ask.
+
+    Raises
+    ------
+    ArgumentError
+        When ``read_ahead_bytes`` is no integer of at least 0.
     """
+
+    read_ahead_bytes: int = 64 << 20  # of the class, for subclasses whose ``__init__`` does not call this one
+
+    def __init__(self, *, read_ahead_bytes: int = 64 << 20) -> None:
+        self.read_ahead_bytes = check_read_ahead(read_ahead_bytes)
 
     @staticmethod
     def is_supported() -> bool:
@@ -75,4 +91,4 @@ class MmapIO(IOReaderAbstract):
         return lambda path: ThreadedAsyncReader(MmapReader(path))
 
     def __repr__(self) -> str:
-        return "MmapIO()"
+        return f"MmapIO(read_ahead_bytes={self.read_ahead_bytes})"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
-from guideloom._io.checks import check_range, not_open, short_read
+from guideloom._io.checks import check_range, check_read_ahead, not_open, short_read
 from guideloom._io.into import IntoReader
 from guideloom._io.threaded import ThreadedAsyncReader
 
@@ -64,18 +64,24 @@ class PosixPreadIO(IOReaderAbstract):
     ----------
     advice : bool, default False
         Ask for random-access advice with ``posix_fadvise`` on each file.
+    read_ahead_bytes : int, default 64 MiB
+        Most bytes of the batches to come that the system is asked to fetch ahead, in at most 256 reads, while reads
+        wait for storage; nothing is asked for while they find all in the page cache. 0: never ask.
 
     Raises
     ------
+    ArgumentError
+        When ``read_ahead_bytes`` is no integer of at least 0.
     OSError
         When this platform has no ``os.preadv``, or no ``os.posix_fadvise`` and ``advice`` is asked for.
     """
 
-    def __init__(self, *, advice: bool = False) -> None:
+    def __init__(self, *, advice: bool = False, read_ahead_bytes: int = 64 << 20) -> None:
         if not self.is_supported(advice=advice):
             missing = "os.preadv" if not hasattr(os, "preadv") else "os.posix_fadvise"
             raise OSError(f"this platform has no {missing}: use SeekIO(){', or advice=False' if advice else ''}")
         self.advice = advice
+        self.read_ahead_bytes = check_read_ahead(read_ahead_bytes)
 
     @staticmethod
     def is_supported(advice: bool = False) -> bool:
@@ -89,4 +95,4 @@ class PosixPreadIO(IOReaderAbstract):
         return lambda path: ThreadedAsyncReader(PreadReader(path, advice=self.advice))
 
     def __repr__(self) -> str:
-        return f"PosixPreadIO(advice={self.advice})"
+        return f"PosixPreadIO(advice={self.advice}, read_ahead_bytes={self.read_ahead_bytes})"

@@ -36,8 +36,8 @@ MAX_POPULATED_BYTES = 4 << 30
 class PreadFileSet(PooledFileSet[int]):
     """Descriptors and the compiled ``pread`` gather."""
 
-    def __init__(self, table: FileTable, capacity: int, *, advice: bool = False) -> None:
-        super().__init__(table, capacity)
+    def __init__(self, table: FileTable, capacity: int, read_ahead_bytes: int = 0, *, advice: bool = False) -> None:
+        super().__init__(table, capacity, read_ahead_bytes)
         self._advice = advice
 
     def _open_one(self, file: int) -> tuple[int, int]:
@@ -74,8 +74,8 @@ class PreadFileSet(PooledFileSet[int]):
 class MappedFileSet(PooledFileSet[Any]):
     """Maps and the compiled ``memcpy`` gather."""
 
-    def __init__(self, table: FileTable, capacity: int) -> None:
-        super().__init__(table, capacity)
+    def __init__(self, table: FileTable, capacity: int, read_ahead_bytes: int = 0) -> None:
+        super().__init__(table, capacity, read_ahead_bytes)
         self._populated = 0
         self._opens_all = len(table.paths) <= capacity and int(table.sizes.sum()) <= MAX_POPULATED_BYTES
 
@@ -297,12 +297,12 @@ class BackendFileSet(PooledFileSet[_Entry]):
 def open_file_set(backend: IOReaderAbstract, table: FileTable, capacity: int | None = None) -> FileSet:
     """Return the file set for a backend: a compiled one for ours, the documented methods for any other."""
     size = default_capacity() if capacity is None else capacity
-    kind = type(backend)
-    if kind is PosixPreadIO:
-        return PreadFileSet(table, size, advice=backend.advice)  # type: ignore[attr-defined]
-    if kind is MmapIO:
-        return MappedFileSet(table, size)
-    if kind is SeekIO:
+    # Exactly our classes: what a subclass changes must be heard.
+    if type(backend) is PosixPreadIO:
+        return PreadFileSet(table, size, backend.read_ahead_bytes, advice=backend.advice)
+    if type(backend) is MmapIO:
+        return MappedFileSet(table, size, backend.read_ahead_bytes)
+    if type(backend) is SeekIO:
         return SeekFileSet(table)
     return BackendFileSet(table, size, backend.sync_reader())
 

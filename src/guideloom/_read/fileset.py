@@ -84,7 +84,7 @@ class FileSet(ABC):
     ``close`` is safe at any time: files that a gather still uses are closed by the last one to finish.
     """
 
-    def __init__(self, table: FileTable) -> None:
+    def __init__(self, table: FileTable, read_ahead_bytes: int = 0) -> None:
         self.table = table
         self._lock = threading.Lock()
         # One entry for each gather under way. Lists grow and shrink atomically, and a gather is counted before it looks
@@ -93,7 +93,7 @@ class FileSet(ABC):
         self._closed = False
         self._released = False
         self._forks = FORKS.count
-        self.readahead = Readahead()
+        self.readahead = Readahead(read_ahead_bytes)
         self.checker: BlockChecker | None = None  # set by whoever opened the data set, before the first gather
 
     def gather(
@@ -214,8 +214,8 @@ class PooledFileSet(FileSet, Generic[HandleT]):
     gains entries.
     """
 
-    def __init__(self, table: FileTable, capacity: int) -> None:
-        super().__init__(table)
+    def __init__(self, table: FileTable, capacity: int, read_ahead_bytes: int = 0) -> None:
+        super().__init__(table, read_ahead_bytes)
         self.capacity = max(1, capacity)
         self.values = np.full(len(table.paths), -1, np.int64)
         self._handles: dict[int, HandleT] = {}  # in order of last use

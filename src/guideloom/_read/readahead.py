@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-MAX_AHEAD_BYTES = 64 << 20
-"""Most bytes asked for ahead of the batch that is being read."""
-
 MAX_AHEAD_RUNS = 256
 """Most runs asked for ahead: several times the depth at which a disk is busy."""
 
@@ -18,21 +15,33 @@ WAITS_PER_RUN = 0.5
 class Readahead:
     """Notices from what the last gathers read from devices whether the data is in the page cache.
 
+    Parameters
+    ----------
+    max_bytes : int
+        Most bytes asked for ahead of the batch that is being read; 0: nothing is ever asked for.
+
     Attributes
     ----------
     cold : bool
         Whether to ask ahead. Several threads use it without a lock: a lost update costs one batch's advice.
     """
 
-    __slots__ = ("_asked", "_warm", "cold")
+    __slots__ = ("_asked", "_warm", "cold", "max_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
         self.cold = False
         self._warm = 0
         self._asked = 0
 
+    def reach(self, run_bytes: int) -> int:
+        """Return how many runs of that many bytes each may be asked for ahead."""
+        return min(MAX_AHEAD_RUNS, self.max_bytes // max(1, run_bytes))
+
     def note(self, runs: int, blocks: int, waits: int) -> None:
         """Take note of one gather: its runs, the blocks it read from devices, and how often it waited."""
+        if not self.max_bytes:
+            return
         if blocks or waits > runs * WAITS_PER_RUN or self._asked:
             self.cold = True
             self._warm = 0
