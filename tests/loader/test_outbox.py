@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from guideloom import StatefulDataLoader
 from guideloom._loader import outbox as module
-from guideloom._loader.outbox import Outbox, Sleeper
+from guideloom._loader.outbox import Outbox, Pace, Sleeper
 from guideloom._loader.work import EndOfEpoch
+from tests.loader.fakes import ItemDataset
 
 
 class Producer:
@@ -154,3 +156,56 @@ def test_a_slow_batch_is_not_held_back(slow: bool, monkeypatch: pytest.MonkeyPat
     assert taken == [1]
     # Quick ones come three at a time, a slow one alone.
     assert ready == [0 if slow else 2]
+
+
+def test_a_caller_is_idle_that_comes_back_at_once_many_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1.0]
+    monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    pace = Pace()
+
+    def comes_back(after_s: float) -> bool:
+        now[0] += after_s
+        idle = pace.idle()
+        now[0] += 1.0  # waits for the batch
+        pace.given()
+        return idle
+
+    assert [comes_back(1e-5) for _ in range(18)] == [False] * 16 + [True] * 2
+    assert not comes_back(1e-3)
+    assert [comes_back(1e-5) for _ in range(17)] == [False] * 15 + [True] * 2
+
+
+class _Watched(ItemDataset):
+    """Counts the samples that are made beyond those asked for, and lets the caller wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__(200)
+        self.made = self.asked = self.wanted = self.most_ahead = 0
+        self.reached = threading.Event()
+
+    def before_read(self, index: int) -> None:
+        self.made = index + 1
+        self.most_ahead = max(self.most_ahead, self.made - self.asked)
+        if self.made >= self.wanted:
+            self.reached.set()
+
+
+@pytest.mark.parametrize(("idle", "ahead"), [(True, 4), (False, 16)])
+def test_fewer_batches_are_made_ahead_for_an_idle_caller(
+    idle: bool, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "idle", lambda self: idle)
+    dataset = _Watched()
+    loader = StatefulDataLoader(dataset, list, local_batch_size=1, prefetch=16, shuffle=False)
+    with loader, iter(loader) as batches:
+        for number in range(200 - ahead):
+            if number == 40:
+                # Before the first one was asked for, nobody was known to be idle.
+                dataset.most_ahead = 0
+            # A thread that found no room goes on when half of it is free.
+            dataset.reached.clear()
+            dataset.wanted = number + ahead // 2 + 1
+            assert dataset.made >= dataset.wanted or dataset.reached.wait(30)
+            dataset.asked = number + 1
+            assert next(batches) == [number]
+    assert ahead // 2 <= dataset.most_ahead <= ahead

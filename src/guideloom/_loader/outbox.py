@@ -41,6 +41,11 @@ _SLOW_S = 0.0003
 _HOLD_S = 0.001
 
 
+# A caller that comes back so soon, so many times in a row, does nothing with its batches but take them.
+_IDLE_S = 0.00002
+_NUM_QUICK = 16
+
+
 class Sleeper:
     """A place for one thread to sleep.
 
@@ -108,6 +113,28 @@ def _nothing() -> None:
     pass
 
 
+class Pace:
+    """Finds out whether the caller is idle: whether it does nothing but take batches."""
+
+    __slots__ = ("_given_at", "_num_quick")
+
+    def __init__(self) -> None:
+        self._given_at = 0.0
+        self._num_quick = 0
+
+    def idle(self) -> bool:
+        """Whether the caller, who has just come for a batch, is idle."""
+        if perf_counter() - self._given_at > _IDLE_S:
+            self._num_quick = 0
+            return False
+        self._num_quick += 1
+        return self._num_quick >= _NUM_QUICK
+
+    def given(self) -> None:
+        """Note that the caller is given a batch now."""
+        self._given_at = perf_counter()
+
+
 class Failure:
     """An error in the place of a batch."""
 
@@ -137,6 +164,8 @@ class Outbox:
     ----------
     mutex : lock
         Guards all attributes, and what a feed puts under it.
+    ahead : int
+        The window as it is used at present, 1 to ``window``; only the caller's thread changes it.
     taken : int
         Batches that the caller took.
     begun : int
@@ -153,7 +182,6 @@ class Outbox:
     __slots__ = (
         "_asking",
         "_caller",
-        "_half",
         "_hands_over",
         "_hold",
         "_on_room",
@@ -163,7 +191,7 @@ class Outbox:
         "_ready",
         "_total",
         "_waiting",
-        "_window",
+        "ahead",
         "begun",
         "mutex",
         "parked",
@@ -181,12 +209,11 @@ class Outbox:
         self.begun = 0
         self.starved = False
         self.stopped = False
-        self._window = window
+        self.ahead = window
         self._hands_over = hands_over and WATCHES
         if self._hands_over:
             hand_over.get()  # not in the middle of an epoch
         self._total = total
-        self._half = max(1, window // 2)
         self._plenty = max(1, 3 * window // 4)
         self._on_room = on_room
         self._ready: deque[Any] = deque()
@@ -202,7 +229,7 @@ class Outbox:
     @property
     def limit(self) -> int:
         """Batches with smaller numbers may be begun."""
-        return min(self.taken + self._asking + self._window, self._total)
+        return min(self.taken + self._asking + self.ahead, self._total)
 
     def put(self, item: Any) -> None:
         """Add the next batch, or a :class:`Failure`, after which nothing may follow."""
@@ -293,7 +320,8 @@ class Outbox:
 
     def _look_for_room(self, waits: bool) -> Sleeper | None:
         """Return who is to be woken because there is room; one that watches only when the caller waits itself."""
-        if not self.starved or self.taken + self._asking + self._window - self.begun < self._half:
+        room = self.taken + self._asking + self.ahead - self.begun
+        if not self.starved or room < max(1, self.ahead // 2):
             return None
         producer = self._on_room()
         if producer is not None and producer.watching and not waits:

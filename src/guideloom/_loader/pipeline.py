@@ -15,14 +15,14 @@ from time import perf_counter, thread_time
 from typing import Any
 
 from guideloom._base.forks import FORKS
-from guideloom._loader.outbox import PARKED, Failure, Outbox, Sleeper
+from guideloom._loader.outbox import PARKED, Failure, Outbox, Pace, Sleeper
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import EndOfEpoch, Feed, Schedule, Work
 
 _EXIT_TIMEOUT_S = 1.0
-# A caller that comes back so soon, so many times in a row, does nothing with its batches but take them.
-_IDLE_S = 0.00002
-_NUM_QUICK = 16
+# Batches made ahead for a caller that does nothing but take them, all in one go: more would leave the processor's cache
+# before they are taken, and free more memory in one go than the allocator keeps.
+_AHEAD_OF_IDLE = 4
 
 
 _FEEDS: set[Feed] = set()
@@ -101,6 +101,7 @@ class ThreadFeed:
         self._work = work
         self._total = schedule.num_batches
         self._on_demand = prefetch == 0
+        self._prefetch = prefetch
         self._demanded = 0
         self._outbox = Outbox(max(1, prefetch), self._total, self._on_room, hands_over=True)
         self._mutex = self._outbox.mutex
@@ -114,8 +115,7 @@ class ThreadFeed:
         self._slots: dict[int, _Slot] = {}
         self._head = 0
         self._next = 0
-        self._num_quick = 0
-        self._given_at = 0.0
+        self._pace = Pace()
         self._parking = Sleeper()
         self._batcher = Sleeper()
         self._batcher_waits = False
@@ -150,7 +150,9 @@ class ThreadFeed:
                 "this iterator was made before the process forked, its threads stayed behind: call iter(loader) again"
             )
         if not self._on_demand:
-            return self._take_anywhere() if self._work.anywhere else self._outbox.take()
+            item = self._take_anywhere() if self._work.anywhere else self._take_made()
+            self._pace.given()
+            return item
         number = self._demanded
         if self._stopped or number >= self._total:
             raise EndOfEpoch
@@ -162,17 +164,18 @@ class ThreadFeed:
             raise item.error
         return item
 
+    def _take_made(self) -> Any:
+        near = self._pace.idle() and not self._sharing.shared
+        self._outbox.ahead = min(self._prefetch, _AHEAD_OF_IDLE) if near else self._prefetch
+        return self._outbox.take()
+
     def _take_anywhere(self) -> Any:
-        # A caller that is back at once leaves nothing to overlap with: it gets its batches faster by making them.
-        if perf_counter() - self._given_at > _IDLE_S:
-            self._num_quick = 0
-            if self._outbox.resting:
-                self._outbox.unpark()
-                self._parking.wake()
-        else:
-            self._num_quick += 1
-            if self._num_quick == _NUM_QUICK:
-                self._outbox.resting = True
+        # An idle caller leaves nothing to overlap with: it gets its batches faster by making them.
+        if self._pace.idle():
+            self._outbox.resting = True
+        elif self._outbox.resting:
+            self._outbox.unpark()
+            self._parking.wake()
         item = self._outbox.take()
         if item is PARKED:
             item = self._make(self._next)
@@ -182,7 +185,6 @@ class ThreadFeed:
                 raise item.error
             self._next += 1
             self._outbox.took()
-        self._given_at = perf_counter()
         return item
 
     def stop(self) -> None:
