@@ -90,6 +90,11 @@ class Opened(ABC, Generic[OperationsT, FilesT]):
         if self._opened is not None:
             raise InUseError("this reader is open already: close() it first", path=self._directory)
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._opened is not None:
+            raise not_picklable("reader")
+        return self.__dict__
+
     def __repr__(self) -> str:
         opened, state = self._opened, "closed"
         if opened is not None:
@@ -130,6 +135,14 @@ class SyncOpened(Opened[OperationsT, FileSet]):
     def length(self, shard: int) -> int:
         """Elements or documents in ``shard``; ``IndexError`` out of range."""
         return self._length(shard)
+
+
+def not_picklable(what: str) -> InUseError:
+    """Return the error for a copy of something that is open."""
+    return InUseError(
+        f"an open {what} cannot be pickled or copied, its files belong to this process: give other processes the data "
+        "set or the storage, and open one there"
+    )
 
 
 def open_snapshot(reader: Any, catalog: Catalog) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from guideloom._base.errors import InUseError, NotOpenError
 from guideloom._base.protocols import AsyncContextManager, SyncContextManager
-from guideloom._dataset.opened import open_snapshot
+from guideloom._dataset.opened import not_picklable, open_snapshot
 from guideloom._dataset.source import BatchSource
 from guideloom._storage.catalog import Catalog
 
@@ -73,6 +73,11 @@ class SyncView(ABC, Generic[SyncReaderT]):
         for index in range(len(self)):
             yield self[index]
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._opened is not None:
+            raise not_picklable("reader")
+        return self.__dict__
+
     def _require_open(self) -> tuple[SyncReaderT, BatchSource, int]:
         # All at once: another thread may close this reader and open it again, on other data, at any moment.
         opened = self._opened
@@ -105,6 +110,11 @@ class AsyncView(Generic[AsyncReaderT]):
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._reader is not None:
+            raise not_picklable("reader")
+        return self.__dict__
 
     def _require_open(self) -> AsyncReaderT:
         reader = self._reader

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from guideloom._base.errors import ArgumentError, InUseError, NotOpenError
 from guideloom._base.protocols import DatasetAbstract, StatefulDataLoaderStateDict, SyncContextManager
+from guideloom._dataset.opened import not_picklable
 from guideloom._dataset.source import source_of
 from guideloom._loader import bridge
 from guideloom._loader.arguments import Arguments, dataset_of, describe_samples
@@ -426,6 +427,11 @@ class StatefulDataLoader(SyncContextManager):
         )
 
     # --- helpers ---
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._opened is not None:
+            raise not_picklable("loader")
+        return {**self.__dict__, "_iterator": None}
 
     def _fixed_by_arguments(self) -> Fixed:
         return Fixed(self._arguments.shuffle, self._arguments.shuffle_seed, self._arguments.drop_last)
