@@ -135,6 +135,26 @@ def test_file_shortened_while_open_is_an_error_by_pread(tmp_path: Path) -> None:
     files.close()
 
 
+def test_a_backend_that_fills_less_than_it_was_asked_for_is_not_believed(tmp_path: Path) -> None:
+    class Into(PlainReader):
+        def read_into(self, offset: int, out: memoryview) -> int:  # type: ignore[override]
+            self.file.seek(offset)
+            return self.file.readinto(out)
+
+    class IntoIO(PlainIO):
+        def sync_reader(self) -> Callable[[PurePath], IOSyncReaderAbstract]:
+            return Into
+
+    files = make(tmp_path, [b"x" * 100], IntoIO())
+    out = np.zeros(20, np.uint8)
+    files.gather(*columns([(0, 80, 20)]), 0, 1, out)
+    assert out.tobytes() == b"x" * 20
+    os.truncate(tmp_path / "0.bin", 90)
+    with pytest.raises(CorruptDataError, match=r"could not give 20 bytes: read_into\(\) filled 10"):
+        files.gather(*columns([(0, 80, 20)]), 0, 1, out)
+    files.close()
+
+
 @pytest.mark.parametrize("backend", BACKENDS, ids=repr)
 def test_missing_file_is_an_error_with_its_place(tmp_path: Path, backend: IOReaderAbstract) -> None:
     files = make(tmp_path, [b"x" * 100], backend)

@@ -274,12 +274,16 @@ class BackendFileSet(PooledFileSet[_Entry]):
         read_into = getattr(reader, "read_into", None)
         if read_into is not None:
             try:
-                read_into(offset, out)
-                return
+                filled = read_into(offset, out)
             except (ValueError, IndexError) as error:
                 if is_own_error(error):
                     raise
                 raise self._short(number, offset, len(out), str(error)) from error
+            # It has nothing to return; but one that ends in a file's own `readinto` tells its bytes, and must not be
+            # believed to have filled the rest.
+            if isinstance(filled, int) and filled != len(out):
+                raise self._short(number, offset, len(out), f"read_into() filled {filled} bytes")
+            return
         data = reader.read(offset, len(out))
         if len(data) != len(out):
             raise self._short(number, offset, len(out), f"read() gave {len(data)} bytes")
