@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +20,8 @@ from tests.loader.fakes import ItemDataset
 class Producer:
     """Makes the numbers below ``total``, the way a batch thread does."""
 
-    def __init__(self, window: int, total: int, hands_over: bool) -> None:
+    def __init__(self, window: int, total: int, hands_over: bool, away_s: float = 0.0) -> None:
+        self.away_s = away_s
         self.sleeper = Sleeper()
         self.outbox = Outbox(window, total, self.on_room, hands_over)
         self.total = total
@@ -40,7 +44,7 @@ class Producer:
                     self.outbox.starved = True
                 handed_over = not handed_over and self.outbox.hand_over(self.sleeper)
                 if not handed_over:
-                    self.sleeper.sleep()
+                    self.outbox.wait_for_room(self.sleeper, self.away_s)
             self.outbox.put(number)
             self.most_ready = max(self.most_ready, number + 1 - self.outbox.taken)
 
@@ -60,6 +64,78 @@ def test_every_item_comes_once_in_order(
     assert producer.most_ready <= window + 1
     with pytest.raises(EndOfEpoch):
         producer.outbox.take()
+
+
+@pytest.mark.parametrize("most_naps", [1, 1 << 40])
+def test_no_item_is_late_for_ever_where_the_producer_looks_for_room_itself(
+    most_naps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WATCHES", True)
+    monkeypatch.setattr(module, "_MOST_NAPS", most_naps)
+    monkeypatch.setattr(module, "_LONGEST_NAPS_NS", 1 << 60)
+    monkeypatch.setattr(module, "_LONGEST_NAP_S", 1e-6)
+    hinted: list[None] = []
+    hint = Sleeper.hint
+
+    def counted(self: Sleeper) -> None:
+        hinted.append(None)
+        hint(self)
+
+    monkeypatch.setattr(Sleeper, "hint", counted)
+    producer = Producer(8, 3000, hands_over=True, away_s=1.0)
+    producer.thread.start()
+    rng = random.Random(0)
+    for number in range(3000):
+        # Now and then away for some time, without and with the interpreter lock.
+        for _ in range(rng.choice([0, 0, 0, 50])):
+            os.sched_yield()
+            sum(range(100))
+        assert producer.outbox.take() == number
+    producer.thread.join()
+    assert hinted
+
+
+def test_a_wake_or_a_hint_ends_a_nap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_NAPS", 1 << 40)
+    monkeypatch.setattr(module, "_LONGEST_NAPS_NS", 1 << 60)
+    mutex = threading.Lock()
+    sleeper = Sleeper()
+    sleeper.wake()
+    assert sleeper.nap(mutex, 1e-6)
+    for end in (sleeper.wake, sleeper.hint):
+
+        def rouse(end: Callable[[], None] = end) -> None:
+            while True:
+                with mutex:
+                    if sleeper.napping:
+                        return end()
+
+        rouser = threading.Thread(target=rouse)
+        rouser.start()
+        assert sleeper.nap(mutex, 1e-6)
+        rouser.join()
+        assert not sleeper.napping
+        sleeper.sleep(0)  # what a wake left behind
+    monkeypatch.setattr(module, "_MOST_NAPS", 1)
+    assert not sleeper.nap(mutex, 1e-6)
+
+
+def test_a_wake_right_after_a_nap_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_NAPS", 1)
+    sleeper = Sleeper()
+    left: list[None] = []
+
+    class Mutex:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *error: object) -> None:
+            left.append(None)
+            if len(left) == 2:
+                sleeper.wake()
+
+    assert sleeper.nap(Mutex(), 1e-6)
+    assert len(left) == 2
 
 
 def test_an_idle_caller_and_its_producer_take_turns_without_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +178,7 @@ def test_who_is_held_up_while_watching_sleeps_for_a_while(monkeypatch: pytest.Mo
     watched: list[int] = []
     now = [0.0]
 
-    def watch(theirs: Any, mine: Any, most: int, longest_ns: int) -> int:
+    def watch(theirs: Any, mine: Any, most: int, longest_ns: int, pause_us: int) -> int:
         watched.append(most)
         now[0] += 0.003 if len(watched) in (2, 3) else 0.0001
         return 0
@@ -170,8 +246,10 @@ def test_a_caller_is_idle_that_comes_back_at_once_many_times(monkeypatch: pytest
         pace.given()
         return idle
 
-    assert [comes_back(1e-5) for _ in range(18)] == [False] * 16 + [True] * 2
+    assert [comes_back(1e-5) for _ in range(18)] == [False] * 15 + [True] * 3
+    assert pace.away_s == pytest.approx(1e-5, rel=0.01)
     assert not comes_back(1e-3)
+    assert pace.away_s == pytest.approx(2.6e-4, rel=0.1)
     assert [comes_back(1e-5) for _ in range(17)] == [False] * 15 + [True] * 2
 
 

@@ -69,22 +69,35 @@ def _prefetch(typing_context, address):
         flag = ir.IntType(32)
         signature = ir.FunctionType(ir.VoidType(), [pointer.type, flag, flag, flag])
         function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], fnty=signature)
-        builder.call(function, [pointer, flag(0), flag(3), flag(1)])
+        builder.call(function, [pointer, flag(0), flag(2), flag(1)])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
 
 
-# Runs between the one that is copied and the one whose pages are looked up; pages looked up of each.
-PREFETCH_RUNS, PREFETCH_PAGES = 2, 4
+# Runs between the one that is copied and the one that is fetched; of that one so many lines of so many pages.
+PREFETCH_RUNS, PREFETCH_PAGES, PREFETCH_LINES, LINE_BYTES = 4, 16, 8, 64
 
 
 @njit(nogil=True)
-def _look_up_pages(address, nbytes):
-    """Have the processor walk the page table for a run that comes soon, while it copies: a hint, which never faults."""
-    for page in range(min(PREFETCH_PAGES, nbytes // PAGE_BYTES + 1)):
-        _prefetch(address + page * PAGE_BYTES)
-    _prefetch(address + nbytes - 1)
+def _fetch_ahead(bases, file, src, nbytes, run):
+    """Have the processor fetch how each page of a later run begins, while it copies this one: a hint, never a fault.
+
+    The rest of a page it foresees by itself, but neither where a page lies nor that it is wanted. It goes into the
+    second-level cache, since what is copied meanwhile sweeps the first. Behind the last run of a batch lie those of
+    the next one.
+    """
+    soon = run + PREFETCH_RUNS
+    if soon >= min(min(file.size, src.size), nbytes.size) or file[soon] < 0 or file[soon] >= bases.size:
+        return
+    address = bases[file[soon]] + src[soon]
+    end = address + nbytes[soon]
+    for _ in range(PREFETCH_PAGES):
+        for line in range(min(PREFETCH_LINES, (end - address + LINE_BYTES - 1) // LINE_BYTES)):
+            _prefetch(address + line * LINE_BYTES)
+        address = (address // PAGE_BYTES + 1) * PAGE_BYTES
+        if address >= end:
+            break
 
 
 @njit(nogil=True)
@@ -135,11 +148,7 @@ def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, stat
         if n < 0 or src[r] < 0 or src[r] > sizes[f] - n or d < 0 or d > room - n:
             status[0] = BAD_RANGE
             return r
-        if r + PREFETCH_RUNS < hi:
-            soon = r + PREFETCH_RUNS
-            ahead = file[soon]
-            if ahead >= 0 and ahead < bases.size:
-                _look_up_pages(bases[ahead] + src[soon], nbytes[soon])
+        _fetch_ahead(bases, file, src, nbytes, r)
         memcpy(address + d, base + src[r], n)
     return _done(blocks, waits, status)
 
@@ -340,6 +349,7 @@ def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, 
         if n < 0 or src[r] < 0 or src[r] > sizes[f] - n or first < 0 or first > room - count:
             status[0] = BAD_RANGE
             return r
+        _fetch_ahead(bases, file, src, nbytes, r)
         for k in range(code.size):
             _spread(code[k], base + src[r] + offset[k], itemsize, count, out[k] + first * size[k], size[k])
     return _done(blocks, waits, status)
@@ -348,6 +358,7 @@ def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, 
 # --- waiting -------------------------------------------------------------------------------------------
 
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
+usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 MONOTONIC = time.CLOCK_MONOTONIC
 
@@ -358,13 +369,16 @@ def _now_ns(clock):
     return clock[0] * 1_000_000_000 + clock[1]
 
 
-def hand_over(theirs, mine, most, longest_ns):
+def hand_over(theirs, mine, most, longest_ns, pause_us):
     clock = np.zeros(2, np.int64)
     theirs[0] = 1
     began_ns = _now_ns(clock)
     for _ in range(most):
-        # The call keeps the compiler from reading once for all turns.
-        sched_yield()
+        # A call also keeps the compiler from reading once for all turns.
+        if pause_us > 0:
+            usleep(np.uint32(pause_us))
+        else:
+            sched_yield()
         if mine[0] != 0 or _now_ns(clock) - began_ns >= longest_ns:
             break
     return mine[0]

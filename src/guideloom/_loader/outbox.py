@@ -5,6 +5,8 @@ wait watches for a moment before it sleeps: a caller that does nothing else then
 batches, a full queue at a time, and no one sleeps at all. Where one sleeps, neither side is woken
 for each batch: a producer when half of the room is free, a waiting caller when three quarters of the room are taken (so
 that the producer goes on while the caller wakes up) or the batch took long, or after a millisecond whatever there is.
+A producer whose caller computes between batches is not woken: it looks for room itself now and then, so that the caller
+loses no time to wake it, nor waits for the interpreter lock that it would take at once, at the begin of a step.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -41,6 +43,14 @@ _SLOW_S = 0.0003
 _HOLD_S = 0.001
 
 
+# A producer whose caller is away for long looks for room by itself, several times while the caller is away; after so
+# many looks it sleeps: to be woken is nothing for a caller that is away for so long.
+_SHORTEST_AWAY_S = 0.001
+_LOOKS_WHILE_AWAY = 4
+_LONGEST_NAP_S = 0.001
+_MOST_NAPS = 64
+_LONGEST_NAPS_NS = 100_000_000
+
 # A caller that comes back so soon, so many times in a row, does nothing with its batches but take them.
 _IDLE_S = 0.00002
 _NUM_QUICK = 16
@@ -53,13 +63,14 @@ class Sleeper:
     no lock and may therefore be called from a finaliser that interrupted the sleeping thread itself.
     """
 
-    __slots__ = ("_lock", "_next_rest", "_rest", "_signal", "watching")
+    __slots__ = ("_lock", "_next_rest", "_rest", "_signal", "napping", "watching")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
         self._signal = np.zeros(1, np.int64)
         self.watching = False
+        self.napping = False
         self._rest = 0
         self._next_rest = _SHORTEST_REST
 
@@ -81,7 +92,7 @@ class Sleeper:
         began_at = perf_counter()
         try:
             # The other thread is signalled when the interpreter lock is free for it, not before.
-            hand_over(_NOBODY if other is None else other._signal, self._signal, turns, _LONGEST_WATCH_NS)
+            hand_over(_NOBODY if other is None else other._signal, self._signal, turns, _LONGEST_WATCH_NS, 0)
         finally:
             self.watching = False
         self._lock.acquire(blocking=False)
@@ -91,6 +102,28 @@ class Sleeper:
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         else:
             self._next_rest = max(self._next_rest - 1, _SHORTEST_REST)
+
+    def nap(self, mutex: AbstractContextManager[Any], interval_s: float) -> bool:
+        """Look for a wake, or a ``hint``, every ``interval_s``, for a while; False when there was none.
+
+        Who looks needs no interpreter lock, and who hints, with ``mutex`` held, loses no time.
+        """
+        with mutex:
+            if self._lock.acquire(blocking=False):
+                return True
+            self._signal[0] = 0
+            self.napping = True
+        try:
+            hand_over(_NOBODY, self._signal, _MOST_NAPS, _LONGEST_NAPS_NS, int(interval_s * 1e6))
+        finally:
+            with mutex:
+                self.napping = False
+                woken = bool(self._signal[0])
+        return self._lock.acquire(blocking=False) or woken
+
+    def hint(self) -> None:
+        """Have a thread that is ``napping`` end that; with the mutex held that it gave."""
+        self._signal[0] = 1
 
     def sleep(self, timeout_s: float = -1) -> bool:
         """Wait for a wake; False after ``timeout_s``."""
@@ -114,17 +147,26 @@ def _nothing() -> None:
 
 
 class Pace:
-    """Finds out whether the caller is idle: whether it does nothing but take batches."""
+    """Finds out what the caller does between batches.
 
-    __slots__ = ("_given_at", "_num_quick")
+    Attributes
+    ----------
+    away_s : float
+        Seconds from a batch to the next call, averaged over the last few.
+    """
+
+    __slots__ = ("_given_at", "_num_quick", "away_s")
 
     def __init__(self) -> None:
-        self._given_at = 0.0
+        self._given_at = perf_counter()
         self._num_quick = 0
+        self.away_s = 0.0
 
     def idle(self) -> bool:
-        """Whether the caller, who has just come for a batch, is idle."""
-        if perf_counter() - self._given_at > _IDLE_S:
+        """Whether the caller, who has just come for a batch, is idle: does nothing but take batches."""
+        away_s = perf_counter() - self._given_at
+        self.away_s += (away_s - self.away_s) / 4
+        if away_s > _IDLE_S:
             self._num_quick = 0
             return False
         self._num_quick += 1
@@ -327,6 +369,9 @@ class Outbox:
         if producer is not None and producer.watching and not waits:
             return None
         self.starved = False
+        if producer is not None and producer.napping and len(self._ready) > 1:
+            producer.hint()
+            return None
         return producer
 
     def hand_over(self, producer: Sleeper) -> bool:
@@ -339,6 +384,12 @@ class Outbox:
             return False
         producer.watch(self._caller, _PRODUCER_TURNS)
         return True
+
+    def wait_for_room(self, producer: Sleeper, away_s: float) -> None:
+        """Wait for room, or a wake, while the caller is away, for ``away_s`` as a rule; without the mutex."""
+        interval_s = min(away_s / _LOOKS_WHILE_AWAY, _LONGEST_NAP_S)
+        if not self._hands_over or away_s < _SHORTEST_AWAY_S or not producer.nap(self.mutex, interval_s):
+            producer.sleep()
 
     def retire(self, abandoned: bool) -> None:
         """Give up who makes batches, which has ended, and the batches that are ready if no one will take them."""

@@ -334,7 +334,7 @@ class ThreadFeed:
                 slept_at = perf_counter()
                 handed_over = not handed_over and self._outbox.hand_over(self._batcher)
                 if not handed_over:
-                    self._batcher.sleep()
+                    self._outbox.wait_for_room(self._batcher, self._pace.away_s)
                 begun_at += perf_counter() - slept_at
         item = self._finished(parts)
         if self._can_share:
