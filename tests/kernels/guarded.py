@@ -271,17 +271,17 @@ def tables(rng: np.random.Generator) -> None:
             put(*[0] * (spans + 1)), put(*[0] * spans),
         )  # fmt: skip
         assert index.min() >= 0 and index.max() < spans
-    documents = guarded(table, True)
-    out = [put(*[0] * (num + 1)) for _ in range(2)]
-    place_payloads(documents, out[0] * 0, put(payload), 8, *out, put(*[0] * (num + 2)))
-    place_payloads(
-        guarded(np.sort(table.reshape(-1)).reshape(-1, 2), True),
-        out[0] * 0,
-        put(payload),
-        1,
-        *out,
-        put(*[0] * (num + 2)),
-    )
+    for offsets in (table, np.sort(table.reshape(-1))):
+        documents = guarded(np.ascontiguousarray(offsets).reshape(-1), True)
+        row = put(*range(0, documents.size, 2))
+        out = [put(*[0] * row.size) for _ in range(2)]
+        bounds = guarded(np.zeros((2, row.size), np.int64), True)
+        dst = put(*[0] * (row.size + 1))
+        alignment = int(rng.choice([1, 8]))
+        bad = place_payloads(documents, row, row * 0, put(payload), alignment, *out, dst, bounds)
+        assert -1 <= bad < row.size
+        if bad < 0:
+            assert out[0].min() >= 0 and (out[0] + out[1]).max() <= payload and bounds.max() <= dst[-1]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def oracle(counts: list[int], begin: int, length: int) -> list[tuple[int, int]]:
 
 @given(
     counts=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
-    length=st.integers(0, 40),
+    length=st.integers(0, 40) | st.integers(100, 300),
     itemsize=st.sampled_from([1, 2, 7]),
     data=st.data(),
 )

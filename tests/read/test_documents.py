@@ -180,6 +180,47 @@ def test_an_error_belongs_to_the_batch_that_needs_those_offsets(
             assert (caught.value.path, caught.value.shard) == (str(offsets), 1)
 
 
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 5), max_size=12), min_size=1, max_size=4).filter(any),
+    backend=st.sampled_from(sorted(BACKENDS)),
+    data=st.data(),
+)
+def test_documents_one_at_a_time(lengths: list[list[int]], backend: str, data: st.DataObject) -> None:
+    """The same whether offsets are in memory, as after the first one, or not."""
+    documents = expected(lengths)
+    order = data.draw(st.lists(st.integers(0, len(documents) - 1), max_size=20))
+    with tempfile.TemporaryDirectory() as folder:
+        storage = written(Path(folder), lengths, BACKENDS[backend]())
+        with DocumentDataset(storage).sync_reader() as reader:
+            assert [reader[i]["tokens"].tolist() for i in [0, *order]] == [documents[i] for i in [0, *order]]
+            reader[np.int32(0)]
+            operations: Any = reader.batch_source()._operations
+            sizes = [operations.place_one(index)[3] for index in range(len(documents))]
+            assert sizes == [4 * len(document) for document in documents]
+            for index in (-1, len(documents)):
+                with pytest.raises(IndexError, match=rf"document index {index} is outside \[0, {len(documents)}\)"):
+                    reader[index]
+
+
+@pytest.mark.parametrize("wrong", [-8, 1 << 40])
+def test_offsets_in_memory_are_checked_when_they_are_needed(tmp_path: Path, wrong: int) -> None:
+    storage = written(tmp_path, [[1, 2], [3, 4, 5]], PosixPreadIO())
+    offsets = sorted(tmp_path.glob("*.offsets.bin"))[1]
+    raw = np.fromfile(offsets, np.int64)
+    raw[1] = wrong
+    raw.tofile(offsets)
+    with storage.sync_reader() as reader:
+        assert [reader.read(i)["tokens"].size for i in (0, 1, 4)] == [1, 2, 5]
+        assert reader.opened[0]._table is not None
+        for index, local in ((2, 0), (3, 1)):
+            for _ in range(2):
+                with pytest.raises(CorruptDataError, match=f"offsets of document {local}") as caught:
+                    reader.read(index)
+                assert (caught.value.path, caught.value.shard) == (str(offsets), 1)
+        assert reader.read(1)["tokens"].size == 2
+
+
 def test_values_cut_in_two_are_an_error_of_their_batch(tmp_path: Path) -> None:
     written(tmp_path, [[3] * 40], None)
     storage = DocumentStorage(tmp_path, DocumentNumpyFormat({"tokens": "<i4"}), MmapIO())
@@ -256,11 +297,11 @@ def test_what_goes_wrong_is_raised_where_it_was_asked_for(tmp_path: Path) -> Non
 def spy(source: Any) -> list[int]:
     """Bytes of each gather of a source, from here on."""
     asked: list[int] = []
-    execute = source._files.execute
+    gather = source._files.gather
 
-    def counted(ask: Any) -> None:
-        asked.append(int(ask.nbytes[ask.lo : ask.hi].sum()))
-        execute(ask)
+    def counted(file: Any, src: Any, dst: Any, nbytes: Any, lo: int, hi: int, *rest: Any) -> None:
+        asked.append(int(nbytes[lo:hi].sum()))
+        gather(file, src, dst, nbytes, lo, hi, *rest)
 
-    source._files.execute = counted
+    source._files.gather = counted
     return asked

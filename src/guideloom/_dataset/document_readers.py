@@ -56,7 +56,20 @@ class DocumentSyncReader(_DocumentOpened[FileSet], SyncOpened[DocumentOperations
 
     def read(self, global_index: int) -> Any:
         """Read one document; ``IndexError`` out of range."""
-        return self.read_many([global_index])[0]
+        operations, files = self.opened
+        index, total = integer(global_index, "document index"), operations.catalog.total
+        if not 0 <= index < total:
+            raise OutOfRangeError(f"document index {index} is outside [0, {total})", path=self._directory)
+        place = operations.place_one(index)
+        if place is None:
+            return run(self._read_many(operations, [index]), files)[0]
+        # Arrays for a plan of one document would take longer than its reading.
+        segment, file, begin, size = place
+        buffer = np.empty(size, np.uint8)
+        if size:
+            column = np.array((file, begin, 0, size), np.int64)
+            files.gather(column[:1], column[1:2], column[2:3], column[3:], 0, 1, buffer)
+        return operations.format.unpack(buffer.data, int(operations.catalog.shard[segment]))
 
     def read_many(self, indexes: Indexes) -> list[Any]:
         """Read documents in request order, in two gathers whatever their number.

@@ -21,7 +21,7 @@ from guideloom._dataset.document_readers import DocumentSyncReader
 from guideloom._dataset.indexing import item_index, slice_indexes
 from guideloom._dataset.source import BatchSource, Empty, ItemwiseSource
 from guideloom._dataset.views import AsyncView, SyncView
-from guideloom._read.documents import DocumentPlan
+from guideloom._read.documents import DocumentPlan, buffer_for
 from guideloom._read.files import BackendFileSet
 from guideloom._read.operations import run
 from guideloom._read.readahead import MAX_AHEAD_RUNS
@@ -144,10 +144,21 @@ class DocumentSource(BatchSource):
 
     def samples(self, prepared: DocumentPlan, lo: int, hi: int) -> list[Any]:
         asked = self._look_ahead(prepared, lo, hi, ragged=False)
+        at = prepared.placement
+        if at is not None and not at.ragged and lo < hi:
+            # The same in fewer steps: what an operation takes by itself is some 5 % of a small batch's time.
+            buffer, shift = buffer_for(at, lo, hi)
+            self._files.gather(at.file, at.src, at.dst, at.nbytes, lo, hi, buffer, shift, asked)
+            return self._operations.unpacked(at, lo, hi, buffer, shift)
         return run(self._operations.samples(prepared, lo, hi, asked), self._files)
 
     def arrays(self, prepared: DocumentPlan, lo: int, hi: int, empty: Empty) -> Any:
         asked = self._look_ahead(prepared, lo, hi, ragged=True)
+        at = prepared.placement
+        if at is not None and at.ragged and lo < hi:
+            batch, out, shift = self._operations.ragged_for(at, lo, hi, empty)
+            self._files.gather(at.file, at.src, at.dst, at.nbytes, lo, hi, out, shift, asked)
+            return batch
         return run(self._operations.arrays(prepared, lo, hi, empty, asked), self._files)
 
     def _look_ahead(self, plan: DocumentPlan, lo: int, hi: int, ragged: bool) -> bool:

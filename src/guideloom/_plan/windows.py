@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._kernels.windows import count_runs, fill_runs
+from guideloom._kernels.windows import fill_runs
 
 I64 = npt.NDArray[np.int64]
+
+_SPARE_RUNS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +68,16 @@ def plan_windows(starts: I64, segment_file: I64, begins: I64, length: int, items
     """
     begins = np.ascontiguousarray(begins, np.int64)
     num_windows = begins.size
-    num_runs = count_runs(starts, begins, length) if length else 0
-    columns = np.empty((5, num_runs), np.int64)
-    file, src, dst, nbytes, segment = columns
-    first_run = np.zeros(num_windows + 1, np.int64)
-    if num_runs:
-        fill_runs(starts, begins, length, itemsize, segment_file, file, src, dst, nbytes, segment, first_run)
+    first_run = np.empty(num_windows + 1, np.int64)
+    # Nearly always a window is one run; only where more cross a segment's end is there a second try.
+    room = num_windows + _SPARE_RUNS
+    while True:
+        file, src, dst, nbytes, segment = np.empty((5, room), np.int64)
+        num_runs = fill_runs(starts, begins, length, itemsize, segment_file, file, src, dst, nbytes, segment, first_run)
+        if num_runs <= room:
+            break
+        room = num_runs
+    file, src, dst, nbytes, segment = (column[:num_runs] for column in (file, src, dst, nbytes, segment))
     return WindowPlan(
         num_windows, length, length * itemsize, file, src, dst, nbytes, segment, first_run, first_run.tolist()
     )

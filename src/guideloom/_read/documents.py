@@ -6,6 +6,7 @@ Letters: N documents of a plan, B of a batch, S segments.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -21,6 +22,9 @@ from guideloom._read.streams import Empty
 from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+
+_INT64: np.dtype[Any] = np.dtype(np.int64)
 
 PAYLOAD_ALIGNMENT = 16
 """Payloads start at multiples of this in the read buffer, so that views on them are aligned."""
@@ -46,6 +50,8 @@ class Placement:
         The last is the end.
     bounds : int64[2, n]
         Begin and end of each payload where it goes.
+    values : int64[n+1]
+        ``dst`` as a count of values, where payloads touch.
     """
 
     first: int
@@ -56,6 +62,7 @@ class Placement:
     shard: I64
     dst: I64
     bounds: I64
+    values: I64
 
 
 @dataclass(slots=True)
@@ -64,10 +71,8 @@ class DocumentPlan:
 
     Parameters
     ----------
-    indexes, segment, local : int64[N]
-        Global indexes, and the segment and the index in it of each.
-    pair_src : int64[N]
-        Byte offset of each document's pair in its segment's offsets file.
+    indexes, segment : int64[N]
+        Global indexes, and the segment of each.
     placement : Placement or None
         Of all documents, once somebody looked them up.
     looking_up : lock
@@ -76,8 +81,6 @@ class DocumentPlan:
 
     indexes: I64
     segment: I64
-    local: I64
-    pair_src: I64
     placement: Placement | None = None
     looking_up: threading.Lock = field(default_factory=threading.Lock)
 
@@ -99,53 +102,57 @@ class DocumentOperations:
         self.ragged_dtype: np.dtype[Any] | None = getattr(storage_format, "ragged_dtype", None)
         # The offsets of all segments one behind the other, once they are in memory; where each segment's begin.
         self._table: I64 | None = None
+        # A segment has one offset more than it has documents: those of document ``i`` stand at ``i + segment``.
         self._table_at = catalog.starts[:-1] + np.arange(catalog.offsets_file.size)
+        self._starts: list[int] = []
         self._lookups = 0
         self._loading = threading.Lock()
 
     def prepare(self, indexes: I64) -> DocumentPlan:
         """Plan the reading of documents; pure: their offsets, which are on disk, are not looked up yet."""
         indexes = np.ascontiguousarray(indexes, np.int64)
-        segment, local, pair_src = np.empty((3, indexes.size), np.int64)
-        bad = locate_items(self.catalog.starts, indexes, segment, local, pair_src)
+        segment = np.empty(indexes.size, np.int64)
+        bad = locate_items(self.catalog.starts, indexes, segment)
         if bad >= 0:
             raise OutOfRangeError(f"document index {int(indexes[bad])} is outside [0, {self.catalog.total})")
-        return DocumentPlan(indexes, segment, local, pair_src)
+        return DocumentPlan(indexes, segment)
 
     def look_up(self, plan: DocumentPlan, lo: int, hi: int, ragged: bool) -> Operation[Placement]:
         """Read the offsets of documents ``[lo, hi)`` of a plan, check them, and lay the payloads out."""
         num = hi - lo
         segment = plan.segment[lo:hi]
-        pairs = np.empty((num, 2), np.int64)
         if self._table is None:
             yield from self._load_table()
         table = self._table
         if table is not None:
-            row = self._table_at[segment] + plan.local[lo:hi]
-            np.take(table, row, out=pairs[:, 0])
-            np.take(table, row + 1, out=pairs[:, 1])
-        elif num:
-            self._lookups += num
-            yield Gather(
-                self.catalog.offsets_file[segment],
-                plan.pair_src[lo:hi],
-                np.arange(0, 16 * num, 16, dtype=np.int64),
-                np.full(num, 16, np.int64),
-                0,
-                num,
-                pairs.reshape(-1).view(np.uint8),
-            )
+            row = plan.indexes[lo:hi] + segment
+        else:
+            table = np.empty(2 * num, np.int64)
+            row = np.arange(0, 2 * num, 2, dtype=np.int64)
+            if num:
+                self._lookups += num
+                yield Gather(
+                    self.catalog.offsets_file[segment],
+                    (plan.indexes[lo:hi] - self.catalog.starts[segment]) * 8,
+                    row * 8,
+                    np.full(num, 16, np.int64),
+                    0,
+                    num,
+                    table.view(np.uint8),
+                )
         src, nbytes = np.empty((2, num), np.int64)
+        bounds = np.empty((2, num), np.int64)
         dst = np.empty(num + 1, np.int64)
         alignment = 1 if ragged else PAYLOAD_ALIGNMENT
-        bad = place_payloads(pairs, segment, self._payload_size, alignment, src, nbytes, dst)
+        bad = place_payloads(table, row, segment, self._payload_size, alignment, src, nbytes, dst, bounds)
         if bad >= 0:
-            self._refuse(int(segment[bad]), int(plan.local[lo + bad]), pairs[bad])
+            self._refuse(int(segment[bad]), int(plan.indexes[lo + bad]), table[row[bad] : row[bad] + 2])
+        values = dst
         if ragged and self.ragged_dtype is not None:
             self._require_whole_values(plan, lo, nbytes, self.ragged_dtype.itemsize)
-        bounds = np.stack((dst[:-1], dst[:-1] + nbytes))
+            values = dst // self.ragged_dtype.itemsize
         file, shard = self.catalog.payload_file[segment], self.catalog.shard[segment]
-        return Placement(lo, ragged, file, src, nbytes, shard, dst, bounds)
+        return Placement(lo, ragged, file, src, nbytes, shard, dst, bounds, values)
 
     def _load_table(self) -> Operation[None]:
         """Read the offsets of all documents into memory, so that none are read from then on.
@@ -174,10 +181,12 @@ class DocumentOperations:
             )
         except (GuideLoomError, OSError):
             return
+        self._starts = self.catalog.starts.tolist()
         self._table = table
 
-    def _refuse(self, segment: int, local: int, pair: npt.NDArray[np.int64]) -> NoReturn:
+    def _refuse(self, segment: int, index: int, pair: npt.NDArray[np.int64]) -> NoReturn:
         file = int(self.catalog.offsets_file[segment])
+        local = index - int(self.catalog.starts[segment])
         raise CorruptDataError(
             f"expected offsets of document {local} to rise within [0, {int(self._payload_size[segment])}], found "
             f"{int(pair[0])} and {int(pair[1])}: restore the file, or write the shard anew",
@@ -208,10 +217,13 @@ class DocumentOperations:
         if lo == hi:
             return []
         at, begin, end = yield from self._placed(plan, lo, hi, False)
-        shift = int(at.dst[begin])
-        buffer = np.empty(int(at.dst[end]) - shift, np.uint8)
+        buffer, shift = buffer_for(at, begin, end)
         if buffer.size:
             yield Gather(at.file, at.src, at.dst, at.nbytes, begin, end, buffer, shift, asked)
+        return self.unpacked(at, begin, end, buffer, shift)
+
+    def unpacked(self, at: Placement, begin: int, end: int, buffer: U8, shift: int) -> list[Any]:
+        """Unpack the documents ``[begin, end)`` of a placement out of the buffer they were read into."""
         begins, ends = (at.bounds[:, begin:end] - shift).tolist()
         view = buffer.data
         unpack = self.format.unpack
@@ -220,24 +232,55 @@ class DocumentOperations:
             for first, last, shard in zip(begins, ends, at.shard[begin:end].tolist(), strict=True)
         ]
 
+    def place_one(self, index: int) -> tuple[int, int, int, int] | None:
+        """Say where the payload of one document in ``[0, total)`` lies: segment, file, begin and size.
+
+        None where something must be read for that, or where its offsets are no range of the file.
+        """
+        table = self._table
+        if table is None:
+            return None
+        segment = bisect_right(self._starts, index) - 1
+        begin, end = table[index + segment : index + segment + 2].tolist()
+        if not 0 <= begin <= end <= self._payload_size[segment]:
+            return None
+        return segment, int(self.catalog.payload_file[segment]), begin, end - begin
+
     def arrays(self, plan: DocumentPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> Operation[Any]:
         """Read the documents ``[lo, hi)`` of a plan as flat values and offsets: the buffer read into *is* the values.
 
         ``{"values": dtype[sum of lengths, ...], "offsets": int64[n + 1]}``, no per-document Python.
         """
+        self._numeric_dtype()
+        at, begin, end = yield from self._placed(plan, lo, hi, True)
+        batch, out, shift = self.ragged_for(at, begin, end, empty)
+        if out.size:
+            yield Gather(at.file, at.src, at.dst, at.nbytes, begin, end, out, shift, asked)
+        return batch
+
+    def _numeric_dtype(self) -> np.dtype[Any]:
         dtype = self.ragged_dtype
         if dtype is None:
             raise ArgumentError(
                 f"{type(self.format).__name__} has no numeric batch form: "
                 "pass a collate_fn, or use DocumentNumpyFormat with one field"
             )
-        at, begin, end = yield from self._placed(plan, lo, hi, True)
-        shift = int(at.dst[begin])
-        offsets = empty((hi - lo + 1,), np.dtype(np.int64))
-        np.subtract(at.dst[begin : end + 1], shift, out=offsets)
-        np.floor_divide(offsets, dtype.itemsize, out=offsets)
-        values = empty(((int(at.dst[end]) - shift) // dtype.itemsize, *dtype.shape), dtype.base)
-        if values.size:
-            out = values.reshape(-1).view(np.uint8)
-            yield Gather(at.file, at.src, at.dst, at.nbytes, begin, end, out, shift, asked)
-        return {"values": values, "offsets": offsets}
+        return dtype
+
+    def ragged_for(self, at: Placement, begin: int, end: int, empty: Empty) -> tuple[dict[str, Any], U8, int]:
+        """Allocate the batch of the documents ``[begin, end)`` of a placement.
+
+        Returns it, where its values are read into, and what is to be subtracted from ``dst`` there.
+        """
+        dtype = self._numeric_dtype()
+        offsets = empty((end - begin + 1,), _INT64)
+        known = at.values[begin : end + 1]
+        np.subtract(known, known[0], out=offsets)
+        values = empty((int(offsets[-1]), *dtype.shape), dtype.base)
+        return {"values": values, "offsets": offsets}, values.reshape(-1).view(np.uint8), int(at.dst[begin])
+
+
+def buffer_for(at: Placement, begin: int, end: int) -> tuple[U8, int]:
+    """Return a buffer for the documents ``[begin, end)`` of a placement, and what to subtract from ``dst`` in it."""
+    shift = int(at.dst[begin])
+    return np.empty(int(at.dst[end]) - shift, np.uint8), shift
