@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator
 from io import BytesIO
 from pathlib import Path
@@ -286,4 +287,82 @@ def test_an_interrupt_while_other_shards_are_written_out_gives_those_up(
     assert opened_writer._cut_short.keys() == {0}
     with pytest.raises(CommitError, match="shard 0"):
         opened_writer.close()
-    assert names(tmp_path) == []
+    assert not [name for name in names(tmp_path) if name.startswith(".tmp")]
+
+
+@pytest.mark.parametrize("step", ["open", "write_at", "finish_file"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_leaves_no_temporary_file_behind(
+    kind: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each call of a step, when it is done; also while the writer closes."""
+    calls = 0
+    holder: Any = os if step == "open" else disk
+    original = getattr(holder, step)
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        result = original(*args, **kwargs)
+        calls += step != "open" or ".tmp" in str(args[0])
+        if calls == fatal:
+            calls += 1
+            if step == "open":
+                os.close(result)
+            raise KeyboardInterrupt
+        return result
+
+    for fatal in range(1, 50):
+        calls, folder = 0, tmp_path / str(fatal)
+        opened_writer = writer(kind, folder)
+        try:
+            with monkeypatch.context() as patch, opened_writer:
+                for shard in (0, 1):
+                    opened_writer.append(shard, record_of(kind, shard))
+                    opened_writer._parts[shard].flush()
+                patch.setattr(holder, step, interrupted)
+                opened_writer.append(2, record_of(kind, 2))
+                opened_writer._parts[2].flush()
+        except KeyboardInterrupt:
+            assert not [name for name in names(folder) if name.startswith(".tmp")], fatal
+        else:
+            break
+    assert 4 < fatal < 49
+
+
+def test_no_thread_of_a_close_goes_on_when_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one whose start was interrupted, which no pool waits for: its file is about to be removed."""
+    started: list[threading.Thread] = []
+    running: list[threading.Thread] = []
+    over = threading.Event()
+    start, finish = threading.Thread.start, disk.finish_file
+
+    def start_interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        started.append(thread)
+        if len(started) == 2:
+            raise KeyboardInterrupt
+
+    def finish_late(path: str, size: int) -> None:
+        thread = threading.current_thread()
+        if started[1:] == [thread]:
+            running.append(thread)
+            over.wait(0.2)
+            finish(path, size)
+            running.remove(thread)
+        else:
+            finish(path, size)
+
+    documents = DocumentWriter(tmp_path, Raw())
+    documents.open()
+    for shard in range(6):
+        documents.append(shard, b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_interrupted)
+        patch.setattr(disk, "finish_file", finish_late)
+        with pytest.raises(KeyboardInterrupt):
+            documents.close()
+        assert running == []
+        over.set()
+        for thread in started:
+            thread.join()
+    assert not [name for name in names(tmp_path) if name.startswith(".tmp")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -201,7 +202,7 @@ class Committer:
 
 
 def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threads: int) -> Iterable[Exception | None]:
-    """Run a step on each part; give the error that ended each, or None."""
+    """Run a step on each part; give the error that ended each, or None. When it raises, no step runs any more."""
 
     def attempt(part: OpenPart) -> Exception | None:
         try:
@@ -212,8 +213,32 @@ def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threa
 
     if threads == 1 or len(parts) < 4:
         return list(map(attempt, parts))
+    gate = threading.Condition()
+    running = 0
+    stopped = False
+
+    def attempt_unless_stopped(part: OpenPart) -> Exception | None:
+        nonlocal running
+        with gate:
+            if stopped:
+                return None
+            running += 1
+        try:
+            return attempt(part)
+        finally:
+            with gate:
+                running -= 1
+                gate.notify_all()
+
     with ThreadPoolExecutor(threads, thread_name_prefix="guideloom-sync") as pool:
-        return list(pool.map(attempt, parts))
+        try:
+            return list(pool.map(attempt_unless_stopped, parts))
+        except BaseException:
+            # The pool waits for its threads, but not for one whose start was interrupted.
+            with gate:
+                stopped = True
+                gate.wait_for(lambda: running == 0)
+            raise
 
 
 def say_what_is_committed(error: BaseException, committed: Iterable[int], others: Iterable[int]) -> None:

@@ -46,7 +46,15 @@ def make_folder(path: str) -> None:
 def create(path: str) -> int:
     """Create a file that must not exist, and return a descriptor to write it."""
     _step("create", path)
-    return os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o666)
+    except OSError:
+        raise
+    except BaseException:
+        # An interrupt that came meanwhile is raised when the file is there, and nobody else knows of it yet.
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 def reopen(path: str) -> int:
@@ -120,7 +128,7 @@ def fill(descriptor: int, path: str, data: bytes) -> None:
         finally:
             close(descriptor, path)
         finish_file(path, len(data))
-    except OSError:
+    except BaseException:
         with contextlib.suppress(OSError):
             unlink(path)
         raise
