@@ -162,14 +162,16 @@ class Counted:
 def test_small_documents_are_written_in_large_pieces(
     tmp_path: Path, no_fsync: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """8 MiB as 8,192 documents: a call that writes for each MiB of payloads, whatever the number of documents."""
+    """8,192 documents of 1 KiB: two calls that write for each MiB of documents and offsets, whatever their number."""
     counted = Counted(monkeypatch)
     with document_storage(tmp_path, SeekIO()).sync_writer() as writer:
         for _ in range(8192):
             writer.append(0, {"tokens": TOKENS[:256]})
-        # Each MiB of payloads, and the offsets with it (from 0); the last of them at the close.
-        assert counted.num_writes == 2 * 7
-        assert counted.written == 7 * 1024 * (1024 + 8) + 8
+        # Whenever a MiB is full, payloads and offsets (from 0); the last of them at the close.
+        in_a_piece = (1 << 20) // (1024 + 8)
+        num_pieces = (8192 - 1) // in_a_piece
+        assert counted.num_writes == 2 * num_pieces
+        assert counted.written == num_pieces * in_a_piece * (1024 + 8) + 8
 
 
 def test_large_records_are_neither_copied_nor_cut(

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,6 +153,28 @@ def test_a_backend_that_fills_less_than_it_was_asked_for_is_not_believed(tmp_pat
     os.truncate(tmp_path / "0.bin", 90)
     with pytest.raises(CorruptDataError, match=r"could not give 20 bytes: read_into\(\) filled 10"):
         files.gather(*columns([(0, 80, 20)]), 0, 1, out)
+    files.close()
+
+
+def test_a_reader_around_another_gives_its_own_bytes(tmp_path: Path) -> None:
+    class Upper:
+        def __init__(self, path: PurePath) -> None:
+            self.inner = SeekIO().sync_reader()(path)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        def read(self, offset: int, size: int) -> bytes:
+            return bytes(self.inner.read(offset, size)).upper()
+
+    class UpperIO(PlainIO):
+        def sync_reader(self) -> Any:
+            return Upper
+
+    files = make(tmp_path, [b"abcdefgh"], UpperIO())
+    out = np.zeros(5, np.uint8)
+    files.gather(*columns([(0, 2, 5)]), 0, 1, out)
+    assert out.tobytes() == b"CDEFG"
     files.close()
 
 

@@ -249,6 +249,7 @@ def test_an_append_that_was_cut_short_gives_the_shard_up(
                     raise KeyboardInterrupt
 
             patch.setattr(opened_writer, "_buffer_limit", 1)
+            patch.setattr(opened_writer._parts[1], "room", 0, raising=False)
             patch.setattr(disk, "before", interrupt)
         opened_writer.append(1, record_of(kind, 2))
     with pytest.raises(KeyError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -23,7 +25,7 @@ from guideloom._base.errors import (
     ShardExistsError,
     WrongKindError,
 )
-from guideloom._storage import session
+from guideloom._storage import disk, session
 from guideloom._storage.record import decode_record
 from guideloom._storage.writer import DocumentWriter, StreamWithMetaWriter, StreamWriter
 from tests.storage.support import (
@@ -66,6 +68,44 @@ def test_any_sequence_of_appends(data: st.DataObject, tmp_path_factory: pytest.T
         opened_writer._buffer_limit = limit
         for document in expected:
             opened_writer.append(0, data.draw(st.sampled_from([bytes, bytearray, memoryview]))(document))
+    assert shards_of(folder, opened("document", folder)) == [expected]
+
+
+@given(
+    sizes=st.lists(st.one_of(st.integers(0, 12), st.integers(0, 300)), max_size=40),
+    limit=st.sampled_from([1, 8, 17, 64, 200]),
+    failing=st.sets(st.integers(0, 40)),
+)
+def test_documents_beside_the_bounds_of_the_buffers(
+    sizes: list[int], limit: int, failing: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever fits or does not, and whichever writes fail before they are tried again: the documents, end to end."""
+    folder = tmp_path_factory.mktemp("bounds")
+    expected = [b"%d" % (index % 10) * size for index, size in enumerate(sizes)]
+    num_writes = 0
+
+    def fail(step: str, path: str) -> None:
+        nonlocal num_writes
+        if step == "write":
+            num_writes += 1
+            if num_writes in failing:
+                raise OSError(errno.ENOSPC, "the disk is full", path)
+
+    with DocumentWriter(folder, Raw()) as opened_writer:
+        opened_writer.create(0)
+        opened_writer._buffer_limit = limit
+        part = opened_writer._parts[0]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(disk, "before", fail)
+            for index, document in enumerate(expected):
+                appended = False
+                while not appended:
+                    with contextlib.suppress(OSError):
+                        opened_writer.append(0, document)
+                        appended = True
+                    assert opened_writer.length(0) == index + appended
+                held = part.payload.pending
+                assert held + 8 * len(part.sizes) <= (limit if held else limit + 8)
     assert shards_of(folder, opened("document", folder)) == [expected]
 
 
@@ -367,5 +407,6 @@ def test_buffers_shrink_as_shards_are_added(tmp_path: Path, monkeypatch: pytest.
             held = sum(part.payload.buffer.getbuffer().nbytes for part in documents._parts.values())
             # One buffer may be over its limit by the last document before it is written out.
             assert held <= (1 << 16) + 1000 * len(documents._parts)
+            assert all(part.payload.pending <= documents._buffer_limit for part in documents._parts.values())
     counts = opened("document", tmp_path).shard_counts
     assert counts.size == 60 and counts.sum() == 3000

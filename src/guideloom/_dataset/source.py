@@ -112,11 +112,11 @@ class ItemwiseSource(BatchSource):
 
 
 def source_of(reader: DatasetSyncReaderAbstract) -> BatchSource:
-    """Return the batch source of an open reader: its own (attribute ``batch_source``), else item by item."""
-    make = getattr(reader, "batch_source", None)
-    if make is None:
+    """Return the batch source of an open reader: its own (method ``batch_source``), else item by item."""
+    # Of its class: what passes unknown attributes on to another reader would give that one's samples, not its own.
+    if not hasattr(type(reader), "batch_source"):
         return ItemwiseSource(reader)
-    source = make()
+    source = reader.batch_source()  # type: ignore[attr-defined]
     if not isinstance(source, BatchSource):
         raise ArgumentError(
             f"{type(reader).__name__}.batch_source() must return a BatchSource, got {type(source).__name__}"

@@ -271,10 +271,10 @@ class BackendFileSet(PooledFileSet[_Entry]):
         return DONE
 
     def _read(self, reader: IOSyncReaderAbstract, number: int, offset: int, out: memoryview) -> None:
-        read_into = getattr(reader, "read_into", None)
-        if read_into is not None:
+        # Of its class: what passes unknown attributes on to another reader would give that one's bytes, not its own.
+        if hasattr(type(reader), "read_into"):
             try:
-                filled = read_into(offset, out)
+                filled: Any = reader.read_into(offset, out)  # type: ignore[func-returns-value]
             except (ValueError, IndexError) as error:
                 if is_own_error(error):
                     raise

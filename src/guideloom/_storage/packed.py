@@ -167,34 +167,43 @@ def paired_spans(pairs: Generator[Any, None, Any], size: int, format_name: str) 
     blob = bytearray()
     known = _Keys()
     previous: Any = known
-    index = 0
+    index = -1
     try:
-        # The body runs for each element: what it does not need is not in it.
-        for pair in islice(pairs, min(size, sys.maxsize)):
+        # The body runs for each element: what it does not need is not in it, and the comparison is no call.
+        for index, pair in enumerate(islice(pairs, min(size, sys.maxsize))):
             try:
                 key, payload = pair
             except (TypeError, ValueError):
                 raise PackError(
                     f"{format_name}.pack must yield pairs (key, payload or None), got {pair!r:.80}"
                 ) from None
-            if key is not previous and not _same(key, previous, known, index, format_name):
-                if not known.add(key):
-                    raise PackError(
-                        f"{format_name}.pack yields key {key!r:.80} again at element {index}, after another key: "
-                        "a span is one run of elements"
-                    )
-                if payload is None:
-                    raise PackError(
-                        f"{format_name}.pack yields no payload with the first element of the span of key {key!r:.80} "
-                        f"(element {index})"
-                    )
-                rows.append(index)
-                rows.append(len(blob))
-                blob += payload if type(payload) is bytes else plain_bytes(payload, format_name)
-                previous = key
-            index += 1
-        found = f"only {index}"
-        if index == size:
+            if key is previous:
+                continue
+            try:
+                if key == previous:
+                    continue
+            except ValueError as error:
+                before = "" if previous is known else f" with the one before it, {previous!r:.80}"
+                raise PackError(
+                    f"{format_name}.pack yields key {key!r:.80} at element {index}, which cannot be compared{before}: "
+                    "use keys of one type, such as int or str"
+                ) from error
+            if not known.add(key):
+                raise PackError(
+                    f"{format_name}.pack yields key {key!r:.80} again at element {index}, after another key: "
+                    "a span is one run of elements"
+                )
+            if payload is None:
+                raise PackError(
+                    f"{format_name}.pack yields no payload with the first element of the span of key {key!r:.80} "
+                    f"(element {index})"
+                )
+            rows.append(index)
+            rows.append(len(blob))
+            blob += payload if type(payload) is bytes else plain_bytes(payload, format_name)
+            previous = key
+        found = f"only {index + 1}"
+        if index + 1 == size:
             try:
                 next(pairs)
                 found = "more"
@@ -204,17 +213,6 @@ def paired_spans(pairs: Generator[Any, None, Any], size: int, format_name: str) 
         if hasattr(pairs, "close"):
             pairs.close()
     raise PackError(f"{format_name}.pack must yield exactly size(data) = {size} pairs, got {found}")
-
-
-def _same(key: Any, previous: Any, known: _Keys, index: int, format_name: str) -> bool:
-    try:
-        return bool(key == previous)
-    except ValueError as error:
-        before = "" if previous is known else f" with the one before it, {previous!r:.80}"
-        raise PackError(
-            f"{format_name}.pack yields key {key!r:.80} at element {index}, which cannot be compared{before}: "
-            "use keys of one type, such as int or str"
-        ) from error
 
 
 class _Keys:

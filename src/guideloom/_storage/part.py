@@ -86,13 +86,26 @@ class StreamPart(OpenPart):
 
 
 class DocumentPart(OpenPart):
-    """Payloads end to end, and their offsets: ``offsets`` holds those not yet written, ``end`` the last."""
+    """Payloads end to end, and their offsets.
+
+    Attributes
+    ----------
+    sizes : array of int64
+        Of the documents whose offsets are not yet written.
+    room : int
+        Bytes of documents and their offsets that the buffers may still take; 0 when all is written out, for whoever
+        appends next to set.
+    has_start : bool
+        Whether the file of offsets begins already with the 0 of the first document.
+    """
 
     def __init__(self, shard: int, part: int, replaces: bool, prefix: str, descriptors: Descriptors) -> None:
         super().__init__(shard, part, replaces, prefix, descriptors)
         self.payload = self.files["payload"]
-        self.offsets = array("q", [0])
-        self.end = 0
+        self.sizes = array("q")
+        self.room = 0
+        self.has_start = False
+        self._end = 0
 
     @staticmethod
     def roles() -> tuple[str, ...]:
@@ -100,7 +113,15 @@ class DocumentPart(OpenPart):
 
     def flush(self) -> None:
         self.payload.flush()
-        _flush_integers(self.offsets, self.files["offsets"])
+        start = 0 if self.has_start else 1
+        offsets = np.full(start + len(self.sizes), self._end, "<i8")
+        offsets[start:] += np.cumsum(np.array(self.sizes, np.int64))
+        self.files["offsets"].write(offsets.view(np.uint8).data)
+        if offsets.size:
+            self._end = int(offsets[-1])
+        self.has_start = True
+        self.room = 0
+        del self.sizes[:]
 
 
 class SpanPart(OpenPart):

@@ -85,9 +85,9 @@ class Descriptors:
 class PartFile:
     """One data file of an uncommitted part.
 
-    ``buffer`` is filled by the caller, who adds what :meth:`io.BytesIO.write` returns to ``pending``; :meth:`flush` and
-    :meth:`write` either take effect whole or leave the file's content as it was (a failed write's bytes lie beyond
-    ``flushed`` and are overwritten or cut off).
+    ``buffer`` is written to by the caller, and its position says how much it holds; :meth:`flush` and :meth:`write`
+    either take effect whole or leave the file's content as it was (a failed write's bytes lie beyond ``flushed``, and
+    are overwritten or cut off).
 
     Parameters
     ----------
@@ -96,13 +96,12 @@ class PartFile:
     descriptors : Descriptors
     """
 
-    __slots__ = ("_descriptors", "_exists", "_fill", "_hash", "buffer", "flushed", "path", "pending", "sums")
+    __slots__ = ("_descriptors", "_exists", "_fill", "_hash", "buffer", "flushed", "path", "sums")
 
     def __init__(self, path: str, descriptors: Descriptors) -> None:
         self.path = path
         # It keeps its memory from flush to flush; a bytearray grows anew each time, and copies all of it at each step.
         self.buffer = BytesIO()
-        self.pending = 0
         self.flushed = 0
         self.sums = array("Q")
         self._descriptors = descriptors
@@ -111,19 +110,24 @@ class PartFile:
         self._hash = xxhash.xxh3_64()
 
     @property
+    def pending(self) -> int:
+        """Bytes in the buffer."""
+        return self.buffer.tell()
+
+    @property
     def size(self) -> int:
         """Bytes in the file and in the buffer."""
         return self.flushed + self.pending
 
     def flush(self) -> None:
         """Write the buffer out."""
-        if self.pending or not self._exists:
-            with self.buffer.getbuffer() as view, view[: self.pending] as data:
+        pending = self.pending
+        if pending or not self._exists:
+            with self.buffer.getbuffer() as view, view[:pending] as data:
                 self._put(data)
-            if self.pending > _KEPT_BUFFER_BYTES:
+            if pending > _KEPT_BUFFER_BYTES:
                 self.drop_buffer()
             self.buffer.seek(0)
-            self.pending = 0
 
     def drop_buffer(self) -> None:
         """Give the memory of a buffer back that was just written out."""

@@ -342,7 +342,7 @@ def _write(source: _Source, new: Path, token: str, committer: Committer, meter: 
 def _fill(part: OpenPart, source: _Source, meter: _Meter) -> int:
     if isinstance(part, DocumentPart):
         # The copied offsets have their own 0.
-        del part.offsets[:]
+        part.has_start = True
     done = 0
     for role, data, size in source.pieces():
         if isinstance(part, SpanPart) and role == "spans":

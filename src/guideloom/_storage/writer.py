@@ -22,12 +22,15 @@ from guideloom._base.protocols import (
     StreamStorageFormat,
     StreamStorageSyncWriterAbstract,
     StreamWithMetaStorageFormat,
+    UserBufferTypes,
     WriteMode,
 )
 from guideloom._storage.packed import checked_elements, paired_spans, plain_bytes, whole_spans
 from guideloom._storage.part import DocumentPart, SpanPart, StreamPart
 from guideloom._storage.partfile import PartFile
 from guideloom._storage.session import WriterSession
+
+_OFFSET_BYTES = 8
 
 
 class StreamWriter(WriterSession[StreamPart], StreamStorageSyncWriterAbstract):
@@ -108,22 +111,30 @@ class DocumentWriter(WriterSession[DocumentPart], DocumentStorageSyncWriterAbstr
         if part is None:
             part, is_new = self._part_of(shard)
         size = len(encoded)
-        payload = part.payload
-        offsets = part.offsets
-        limit = self._buffer_limit
         try:
-            if payload.pending + size > limit or len(offsets) * 8 >= limit:
-                part.flush()
-            if size >= limit:
-                payload.write(memoryview(encoded))
+            room = part.room - size - _OFFSET_BYTES
+            if room >= 0:
+                part.payload.buffer.write(encoded)
             else:
-                payload.pending += payload.buffer.write(encoded)
-            end = part.end = part.end + size
-            offsets.append(end)
+                room = self._add_where_full(part, encoded)
+            part.sizes.append(size)
+            part.room = room
             part.count += 1
         except BaseException as error:
             self._append_failed(part, is_new, error)
             raise
+
+    def _add_where_full(self, part: DocumentPart, encoded: UserBufferTypes) -> int:
+        """Write out what the buffers cannot hold besides a document, add it, and return the room that it leaves."""
+        limit = self._buffer_limit
+        if part.payload.pending or len(part.sizes) * _OFFSET_BYTES >= limit:
+            part.flush()
+        left = limit - (len(part.sizes) + 1) * _OFFSET_BYTES
+        if len(encoded) > left:
+            part.payload.write(memoryview(encoded))
+            return left
+        part.payload.buffer.write(encoded)
+        return left - len(encoded)
 
 
 class StreamWithMetaWriter(WriterSession[SpanPart], StreamStorageSyncWriterAbstract):
@@ -169,7 +180,7 @@ class StreamWithMetaWriter(WriterSession[SpanPart], StreamStorageSyncWriterAbstr
             _add_elements(part.elements, elements, limit)
             rows += (part.count, payload.size)
             part.rows.frombytes(rows.data.cast("B") if rows.size else b"")
-            payload.pending += payload.buffer.write(blob)
+            payload.buffer.write(blob)
             part.count += elements.size
         except BaseException as error:
             self._append_failed(part, is_new, error)
@@ -210,4 +221,4 @@ def _add_elements(file: PartFile, elements: npt.NDArray[Any], limit: int) -> Non
         if file.pending + size > limit:
             file.flush()
         raw: Any = elements  # Any: NumPy does not tell type checkers that an array is a buffer.
-        file.pending += file.buffer.write(raw)
+        file.buffer.write(raw)
