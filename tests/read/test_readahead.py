@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guideloom import StatefulDataLoader, StreamDataset, StreamNumpyFormat, StreamStorage
+from guideloom._io.mapped import map_file
+from guideloom._kernels.gather import populate_cached
+from guideloom._kernels.jit import jit_disabled
+from guideloom._read import files as files_module
+from guideloom._read.files import open_file_set
+from guideloom._read.fileset import FileTable
 from guideloom._read.readahead import MAX_AHEAD_RUNS, WARM_GATHERS, Readahead
 from guideloom.errors import ArgumentError, MissingShardError
 from guideloom.io import MmapIO, PosixPreadIO
@@ -105,7 +113,8 @@ def test_windows_are_asked_for_once_and_some_way_ahead(tmp_path: Path, backend: 
         order = np.random.default_rng(0).permutation(source.size)
         plan = source.prepare(order)
         rows = [row["token"] for row in source.samples(plan, 0, 8)]
-        assert asked == []
+        assert [(int(lo), int(hi)) for lo, hi in asked] == [(0, plan.bounds[8])], "what is read first, and no more"
+        asked.clear()
         for lo in range(8, plan.num_windows, 8):
             files.readahead.cold = True  # what the device says here depends on the page cache
             rows += [row["token"] for row in source.samples(plan, lo, lo + 8)]
@@ -140,11 +149,70 @@ def test_asking_does_not_stop_where_a_plan_ends(tmp_path: Path, batch_size: int)
             order += (batch["token"][:, 0].long() // 10).tolist()
             if read:
                 # Windows that come soon are known to the device, whichever plan they are in.
-                assert batch_size + len(asked) >= min(read + batch_size + MAX_AHEAD_RUNS, len(loader) * batch_size)
+                assert len(asked) >= min(read + batch_size + MAX_AHEAD_RUNS, len(loader) * batch_size)
+            else:
+                assert asked == order, "the first batch asks for itself"
             files.readahead.cold = True
             read += batch_size
     assert sorted(asked) == sorted(set(asked)), "nothing is asked for twice"
-    assert asked == order[batch_size:], "all behind the first batch is asked for, in the order in which it is read"
+    assert asked == order, "in the order in which it is read"
+
+
+@pytest.mark.parametrize("backend", [PosixPreadIO(), MmapIO()], ids=["pread", "mmap"])
+@pytest.mark.parametrize("capacity", [8, 2])
+def test_files_of_what_is_asked_for_are_opened_as_far_as_all_fit(
+    tmp_path: Path, backend: Any, capacity: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "MAX_POPULATED_BYTES", 0)  # else the first touch of a map makes them all
+    storage = StreamStorage(tmp_path, StreamNumpyFormat(np.dtype([("token", "<u2")])), backend)
+    with storage.sync_writer() as writer:
+        for shard in range(6):
+            writer.append(shard, {"token": np.arange(100)})
+    paths = sorted(tmp_path.glob("*.elements.bin"))
+    table = FileTable(list(paths), np.full(6, 200), np.arange(6))
+    files: Any = open_file_set(backend, table, capacity)
+    runs = np.arange(5), np.zeros(5, np.int64), np.arange(0, 50, 10), np.full(5, 10)
+    out = np.zeros(50, np.uint8)
+    paths[4].unlink()
+    # The first gather asks for its own runs, here two of them.
+    files.gather(*runs, 0, 2, out)
+    assert sorted(files._handles) == [0, 1]
+    files.readahead.cold = True
+    files.ahead(runs[0], runs[1], runs[3], 2, 5)
+    assert sorted(files._handles) == ([0, 1, 2, 3] if capacity == 8 else [0, 1])
+    files.gather(*runs, 2, 4, out, asked=True)
+    # What is gone is an error where it is read, not where it is asked for.
+    with pytest.raises(MissingShardError):
+        files.gather(*runs, 4, 5, out, asked=True)
+    assert out[:40].view("<u2").tolist() == [0, 1, 2, 3, 4] * 4
+    files.close()
+
+
+def test_only_the_first_gather_is_asked_for_where_nothing_waits(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(range(100)))
+    files: Any = open_file_set(PosixPreadIO(), FileTable([path], np.array([100]), np.array([0])))
+    asked: list[tuple[int, int]] = []
+    files._advise = lambda file, src, nbytes, lo, hi: asked.append((lo, hi))
+    runs = np.zeros(3, np.int64), np.arange(3) * 10, np.arange(3) * 10, np.full(3, 10)
+    out = np.zeros(30, np.uint8)
+    files.gather(*runs, 0, 1, out)
+    assert asked == [(0, 1)]
+    files.readahead.cold = False  # what the device says here depends on the page cache
+    files.gather(*runs, 1, 3, out)
+    assert asked == [(0, 1)]
+    assert out.tolist() == list(range(30))
+    files.close()
+
+
+@pytest.mark.parametrize("pages", [1, 7, 8, 9, 300, 3000])
+def test_page_tables_are_filled_for_what_is_cached(tmp_path: Path, pages: int) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"x" * (pages * mmap.PAGESIZE - 5))  # just written: in the page cache
+    mapped, size = map_file(path)
+    address = int(np.frombuffer(mapped, np.uint8).__array_interface__["data"][0])  # type: ignore[arg-type]
+    filled = pages * mmap.PAGESIZE if sys.platform == "linux" and not jit_disabled() else 0
+    assert populate_cached(address, size) == filled
 
 
 def test_all_maps_of_a_small_data_set_are_made_at_the_first_touch(tmp_path: Path) -> None:

@@ -153,8 +153,25 @@ def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, stat
     return _done(blocks, waits, status)
 
 
+# Pages looked at before all of a map are: to find that nothing of it is cached takes 10 ms a GiB.
+LEAST_PROBES, MOST_PROBES, PAGES_A_PROBE = 8, 64, 256
+
+
+@njit(nogil=True)
+def _seems_cached(address, pages):
+    """Whether at least one of some pages, evenly spread, is in the page cache."""
+    resident = np.zeros(1, np.uint8)
+    probes = min(MOST_PROBES, max(LEAST_PROBES, pages // PAGES_A_PROBE))
+    for page in range(0, pages, max(1, pages // probes)):
+        if mincore(address + page * PAGE_BYTES, 1, resident.ctypes.data) == 0 and resident[0] & 1 == 1:
+            return True
+    return False
+
+
 def populate_cached(address, nbytes):
     pages = (nbytes + PAGE_BYTES - 1) // PAGE_BYTES
+    if not _seems_cached(address, pages):
+        return 0
     resident = np.zeros(pages, np.uint8)
     if mincore(address, nbytes, resident.ctypes.data) != 0:
         return 0

@@ -59,6 +59,7 @@ class PreadFileSet(PooledFileSet[int]):
 
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
         if hasattr(os, "posix_fadvise"):
+            self._open_ahead(file[lo:hi])
             self.readahead.note_asked(advise_files(self.values, file, src, nbytes, lo, hi))
 
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
@@ -128,7 +129,7 @@ class MappedFileSet(PooledFileSet[Any]):
         lo = request.lo
         self._enter()
         try:
-            if self.readahead.cold and not request.asked:
+            if not request.asked and (self.readahead.cold or self.readahead.untried):
                 self._advise(request.file, request.src, request.nbytes, lo, request.hi)
             while True:
                 stopped = int(
@@ -148,6 +149,7 @@ class MappedFileSet(PooledFileSet[Any]):
             self._leave()
 
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
+        self._open_ahead(file[lo:hi])
         self.readahead.note_asked(advise_maps(self.values, self.table.sizes, file, src, nbytes, lo, hi))
 
     def _close_one(self, handle: Any) -> None:

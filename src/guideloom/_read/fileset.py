@@ -10,13 +10,14 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._base.errors import CorruptDataError, MissingShardError, NotOpenError
+from guideloom._base.errors import CorruptDataError, GuideLoomError, MissingShardError, NotOpenError
 from guideloom._base.forks import FORKS
 from guideloom._kernels.status import BAD_RANGE, BLOCKS, FAILED, SHORT, WAITED, WAITS
 from guideloom._read.readahead import Readahead
@@ -124,7 +125,7 @@ class FileSet(ABC):
         """
         self._enter()
         try:
-            if self.readahead.cold and not asked:
+            if not asked and (self.readahead.cold or self.readahead.untried):
                 self._advise(file, src, nbytes, lo, hi)
             if self.checker is not None:
                 self.checker.check_ranges(file, src, nbytes, lo, hi)
@@ -269,6 +270,16 @@ class PooledFileSet(FileSet, Generic[HandleT]):
                 self._unpin(pinned)
             lo = end
 
+    def _open_ahead(self, file: I64) -> None:
+        """Open the files of runs, if all fit: of a file that is not open nothing can be asked for."""
+        if self.values.size > self.capacity:
+            return
+        unopened = file[self.values[file] < 0]
+        if unopened.size:
+            for number in np.unique(unopened).tolist():
+                with suppress(OSError, GuideLoomError):  # It is raised where that file is read.
+                    self._ensure(number)
+
     def _ensure(self, file: int) -> None:
         with self._pool:
             if self.values[file] < 0:
@@ -329,7 +340,7 @@ class PooledFileSet(FileSet, Generic[HandleT]):
 
     def _note_done(self, done: int, runs: int, status: I64) -> None:
         """Take note of a gather that a kernel did."""
-        if done == WAITED or self.readahead.cold:
+        if done == WAITED or self.readahead.cold or self.readahead.untried:
             self.readahead.note(runs, int(status[BLOCKS]), int(status[WAITS]))
 
     def _raise(self, status: I64, run: int, file: I64, src: I64, nbytes: I64) -> None:
