@@ -117,6 +117,22 @@ def test_large_tables_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert (operations._whole is not None) is kept
 
 
+@pytest.mark.parametrize(("most", "kept"), [(0, 4), (3, 4), (5, 5), (7, 5), (1 << 22, 8)])
+def test_samples_of_span_tables_are_thinned_out_to_one_of_each_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, kept: int
+) -> None:
+    monkeypatch.setattr(module, "MAX_TABLE_BYTES", 0)
+    storage = make_spans(tmp_path, [[2] * 1000, [], [1], [3] * 300, [1]], per_append=1000)
+    storage = StreamWithMetaStorage(tmp_path, PlainFormat(storage.storage_format.stream_dtype), MmapIO())
+    with storage.sync_reader() as reader:
+        wanted = [reader.read(at, 7) for at in range(0, reader.total_length, 41)]
+    monkeypatch.setattr(module, "MAX_SAMPLES", most)
+    with storage.sync_reader() as reader:
+        operations: Any = reader.opened[0]
+        assert operations._samples.size == kept
+        assert [reader.read(at, 7) for at in range(0, reader.total_length, 41)] == wanted
+
+
 def test_tables_are_loaded_after_as_many_look_ups_as_they_have_pages(tmp_path: Path) -> None:
     storage = make_spans(tmp_path, [[1] * 1000], read_interface=PosixPreadIO(), per_append=500)
     with storage.sync_reader() as reader:
