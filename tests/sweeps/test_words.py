@@ -251,6 +251,55 @@ def test_arguments_of_a_storage(tmp_path: Path) -> None:
         assert not any(alien in str(caught.value).replace("NoneType", "") for alien in ALIEN), str(caught.value)
 
 
+class WholeSpansFormat:
+    """Spans that come whole, and no element by element."""
+
+    stream_dtype = np.dtype("<i4")
+
+    def pack_spans(self, data: Any) -> Any:
+        return data
+
+    def unpack(self, *arguments: Any) -> Any:
+        return arguments
+
+
+FORMATS_OF = {
+    "StreamStorage": (StreamStorage, [IdStreamFormat(), StreamNumpyFormat([("a", "<i4")])]),
+    "StreamWithMetaStorage": (StreamWithMetaStorage, [IdSpanFormat(), WholeSpansFormat()]),
+    "DocumentStorage": (DocumentStorage, [IdDocumentFormat(), DocumentJsonFormat(), DocumentPickleFormat()]),
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ("DocumentStorage", "StreamStorage"),
+        ("DocumentStorage", "StreamWithMetaStorage"),
+        ("StreamStorage", "DocumentStorage"),
+        ("StreamWithMetaStorage", "StreamStorage"),
+        ("StreamWithMetaStorage", "DocumentStorage"),
+    ],
+)
+def test_a_format_of_another_kind_is_refused_by_the_storage(asked: str, given: str, tmp_path: Path) -> None:
+    """When it is made, and not only at the first append; the message names the storage that the format is for."""
+    make: Any = FORMATS_OF[asked][0]
+    for storage_format in FORMATS_OF[given][1]:
+        with pytest.raises(errors.ArgumentError) as caught:
+            make(tmp_path, storage_format)
+        message, name = str(caught.value), type(storage_format).__name__
+        assert f"expected a format for {asked}, found {name}" in message and f"use {given}" in message, message
+    for storage_format in FORMATS_OF[asked][1]:
+        make(tmp_path, storage_format)
+
+
+def test_a_format_that_is_for_no_storage(tmp_path: Path) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"lacks pack, unpack: give .* guideloom\.types"):
+        DocumentStorage(tmp_path, object())  # type: ignore[arg-type]
+    lacking = type("Lacking", (), {"stream_dtype": np.dtype("<i4"), "pack": len})()
+    with pytest.raises(errors.ArgumentError, match=r"lacks unpack: give .* guideloom\.types"):
+        StreamStorage(tmp_path, lacking)
+
+
 def test_a_pure_path_works_through_a_backend_of_one_s_own(tmp_path: Path) -> None:
     make_stream(tmp_path, (3, 2))
     pure = pathlib.PurePosixPath(tmp_path)

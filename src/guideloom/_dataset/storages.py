@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
+import numpy as np
+
 from guideloom._base.errors import ArgumentError
 from guideloom._base.protocols import (
     DocumentStorageAbstract,
@@ -47,10 +49,10 @@ class _Storage:
         if isinstance(storage_format, type):
             name = storage_format.__name__
             raise ArgumentError(f"expected a format object, found the class {name}: call it first")
-        missing = [name for name in self._needed_of(storage_format) if not hasattr(storage_format, name)]
-        if missing:
+        if unfit := self._why_unfit(storage_format):
             raise ArgumentError(
-                f"{type(storage_format).__name__} is no format for {type(self).__name__}: it lacks {', '.join(missing)}"
+                f"expected a format for {type(self).__name__}, found {type(storage_format).__name__}, which {unfit}: "
+                f"{_what_to_do(storage_format, type(self).__name__)}"
             )
         if read_interface is None:
             read_interface = SeekIO()
@@ -68,6 +70,11 @@ class _Storage:
         """Names that the format must have."""
         return self._needs
 
+    def _why_unfit(self, storage_format: StorageFormat) -> str:
+        """What tells that a format is not one for this storage; empty when nothing does."""
+        missing = [name for name in self._needed_of(storage_format) if not hasattr(storage_format, name)]
+        return f"lacks {', '.join(missing)}" if missing else ""
+
     def _local_dir(self) -> Path:
         if not isinstance(self.storage_dir, Path):
             raise ArgumentError(
@@ -83,6 +90,19 @@ class _Storage:
     @abstractmethod
     def sync_reader(self) -> Any:
         """Return a reader, not yet open."""
+
+
+def _what_to_do(storage_format: StorageFormat, storage: str) -> str:
+    """What to do with a format that is not one for the storage of the name given."""
+    has = {name for name in ("stream_dtype", "size", "pack", "pack_spans", "unpack") if hasattr(storage_format, name)}
+    if {"pack_spans", "unpack"} <= has or {"stream_dtype", "size", "pack", "unpack"} <= has:
+        fitting = "StreamWithMetaStorage"
+    elif {"pack", "unpack"} <= has:
+        fitting = "StreamStorage" if "stream_dtype" in has else "DocumentStorage"
+    else:
+        fitting = storage
+    other = "" if fitting == storage else f"use {fitting}, or "
+    return f"{other}give the format what its protocol in guideloom.types says"
 
 
 class StreamStorage(_Storage, StreamStorageAbstract):
@@ -175,6 +195,11 @@ class DocumentStorage(_Storage, DocumentStorageAbstract):
     kind = "document"
     _needs = ("pack", "unpack")
     storage_format: DocumentStorageFormat
+
+    def _why_unfit(self, storage_format: StorageFormat) -> str:
+        # A stream's format has all that a document's needs; what it packs would be refused at the first append only.
+        is_of_a_stream = isinstance(getattr(storage_format, "stream_dtype", None), np.dtype)
+        return "has a stream_dtype" if is_of_a_stream else super()._why_unfit(storage_format)
 
     def sync_writer(self, mode: WriteMode = "create", *, metadata: Mapping[str, Any] | None = None) -> DocumentWriter:
         """Return a writer; see :meth:`StreamStorage.sync_writer`."""
