@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from guideloom import StatefulDataLoader
+from guideloom._loader import processes
 from guideloom.testing import plain
 from tests.loader import fakes
 from tests.loader.fakes import ItemDataset, RowDataset, make_items, make_rows
@@ -204,3 +205,53 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         parent.kill()
         _, alive = psutil.wait_procs(workers, timeout=20)
         assert [worker for worker in alive if worker.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_an_interrupt_waits_until_the_workers_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may be given the signal, whatever the main thread blocks; Python interrupts the main one."""
+    started, sleeping = [], threading.Event()
+    sleeper = threading.Thread(target=sleeping.wait, daemon=True)
+    sleeper.start()
+    arrived, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+
+    class Interrupted(processes._Worker):
+        def __init__(self, *args: Any) -> None:
+            signal.pthread_kill(sleeper.ident or 0, signal.SIGINT)
+            assert os.read(arrived, 1)
+            super().__init__(*args)
+            started.append(self.process)
+
+    monkeypatch.setattr(processes, "_Worker", Interrupted)
+    before = signal.set_wakeup_fd(wakes)
+    try:
+        with StatefulDataLoader(RowDataset(), None, num_workers=2, prefetch=2, parallel_method="process") as loader:
+            with pytest.raises(KeyboardInterrupt):
+                iter(loader)
+            assert len(started) == 2
+            monkeypatch.undo()
+            assert len(list(loader)) == len(loader)
+        assert not multiprocessing.active_children()
+    finally:
+        signal.set_wakeup_fd(before)
+        sleeping.set()
+        for end in (arrived, wakes):
+            os.close(end)
+
+
+@pytest.mark.parametrize("name", ["register", "_Worker"])
+def test_a_start_that_breaks_off_leaves_no_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    whole = getattr(processes, name)
+
+    def breaks_off(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == (1 if name == "register" else 2):
+            raise KeyboardInterrupt
+        return whole(*args)
+
+    with StatefulDataLoader(RowDataset(), None, num_workers=2, prefetch=2, parallel_method="process") as loader:
+        monkeypatch.setattr(processes, name, breaks_off)
+        with pytest.raises(KeyboardInterrupt):
+            iter(loader)
+        assert not multiprocessing.active_children()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
+
+from guideloom._base.interrupts import interrupts_later
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -54,23 +54,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-
-
-@contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of a compilation: inside, callbacks of the compiler would swallow it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    met: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: met.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if met:
-            raise KeyboardInterrupt
 
 
 def _is_on(variable: str, default: str = "0") -> bool:
@@ -123,7 +106,8 @@ class Kernel(Generic[FunctionT]):
     def get(self) -> FunctionT:
         """Return the compiled function, compiling it when this is the first call."""
         if self.compiled is None:
-            with _interrupts_later(), _compiling:
+            # Callbacks of the compiler would swallow a Ctrl-C.
+            with interrupts_later(), _compiling:
                 if self.compiled is None:
                     self.compiled = self._compile()
         return self.compiled

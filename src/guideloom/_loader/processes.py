@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from guideloom._base.errors import ArgumentError
+from guideloom._base.interrupts import interrupts_later
 from guideloom._base.protocols import DatasetAbstract
 from guideloom._dataset.source import BatchSource, source_of
 from guideloom._loader.outbox import Failure, Outbox
@@ -139,20 +140,17 @@ class ProcessFeed:
         job = _Job(dataset, snapshot, collate_fn, schedule.order)
         # Compiles, or loads, the kernels of order and plan once here, instead of once in each forked worker.
         schedule.rows(0)
-        try:
-            with _interrupts_held():
-                for number in range(min(num_workers, self._total)):
-                    self._workers.append(_Worker(job, number))
-        except BaseException:
-            self._end_workers()
-            raise
         self._thread = threading.Thread(target=self._run, name="guideloom-processes", daemon=True)
         # Of the thread and a start that was interrupted, one ends the workers.
         self._claim = threading.Lock()
-        register(self)
-        on_start(self)
         try:
-            self._thread.start()
+            # What starts processes would lose them, or swallow the interrupt.
+            with interrupts_later(), _interrupts_blocked():
+                for number in range(min(num_workers, self._total)):
+                    self._workers.append(_Worker(job, number))
+                register(self)
+                on_start(self)
+                self._thread.start()
         except BaseException:
             self.stop()
             if self._claim.acquire(blocking=False):
@@ -302,7 +300,7 @@ def _wake(waker: Connection[Any, Any]) -> None:
 
 
 @contextmanager
-def _interrupts_held() -> Iterator[None]:
+def _interrupts_blocked() -> Iterator[None]:
     """Start processes without SIGINT, until they have said that Ctrl-C is the parent's."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
