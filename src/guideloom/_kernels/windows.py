@@ -13,34 +13,22 @@ from guideloom._kernels.jit import kernel
 I64 = npt.NDArray[np.int64]
 
 
-@kernel(
-    "int64(int64[::1], int64[::1], int64, int64, int64[::1], "
-    "int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])"
-)
+@kernel("int64(int64[::1], int64[::1], int64, int64, int64[::1], int64[:, ::1], int64[::1])")
 def fill_runs(
-    starts: I64,
-    begins: I64,
-    length: int,
-    itemsize: int,
-    segment_file: I64,
-    file: I64,
-    src: I64,
-    dst: I64,
-    nbytes: I64,
-    segment_of_run: I64,
-    first_run: I64,
+    starts: I64, begins: I64, length: int, itemsize: int, segment_file: I64, columns: I64, first_run: I64
 ) -> int:
     """Fill the runs of the windows ``[begins[b], begins[b] + length)`` over a stream that wraps at ``starts[-1]``.
 
     ``starts`` (int64[S+1]) are the global indexes of the segments' first elements, and the total.
-    ``file, src, dst, nbytes, segment_of_run`` have room for some number of runs, ``first_run`` is int64[B+1].
+    The rows of ``columns`` (int64[5, room for some number of runs]) are ``file, src, dst, nbytes, segment``;
+    ``first_run`` is int64[B+1].
 
     ``src`` and ``dst`` are byte offsets: into the segment's element file (``segment_file``, int64[S]), and into a
     buffer that holds the windows one after the other. Returns the number of runs R: where it is more than there is
     room for, those beyond are only counted. O(B (log S + runs)).
     """
     total = starts[-1]
-    room_for = file.size
+    room_for = columns.shape[1]
     r = 0
     for b in range(begins.size):
         first_run[b] = r
@@ -52,11 +40,11 @@ def fill_runs(
             if room > 0:
                 take = min(room, length - done)
                 if r < room_for:
-                    file[r] = segment_file[segment]
-                    src[r] = (at - starts[segment]) * itemsize
-                    dst[r] = (b * length + done) * itemsize
-                    nbytes[r] = take * itemsize
-                    segment_of_run[r] = segment
+                    columns[0, r] = segment_file[segment]
+                    columns[1, r] = (at - starts[segment]) * itemsize
+                    columns[2, r] = (b * length + done) * itemsize
+                    columns[3, r] = take * itemsize
+                    columns[4, r] = segment
                 r += 1
                 done += take
                 at += take

@@ -72,12 +72,12 @@ def plan_windows(starts: I64, segment_file: I64, begins: I64, length: int, items
     # Nearly always a window is one run; only where more cross a segment's end is there a second try.
     room = num_windows + _SPARE_RUNS
     while True:
-        file, src, dst, nbytes, segment = np.empty((5, room), np.int64)
-        num_runs = fill_runs(starts, begins, length, itemsize, segment_file, file, src, dst, nbytes, segment, first_run)
+        columns = np.empty((5, room), np.int64)
+        num_runs = fill_runs(starts, begins, length, itemsize, segment_file, columns, first_run)
         if num_runs <= room:
             break
         room = num_runs
-    file, src, dst, nbytes, segment = (column[:num_runs] for column in (file, src, dst, nbytes, segment))
+    file, src, dst, nbytes, segment = columns[:, :num_runs]
     return WindowPlan(
         num_windows, length, length * itemsize, file, src, dst, nbytes, segment, first_run, first_run.tolist()
     )
