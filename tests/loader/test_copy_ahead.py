@@ -16,6 +16,7 @@ import torch
 
 from guideloom import StatefulDataLoader
 from guideloom._loader import bridge
+from guideloom._loader.sharing import Sharing
 from guideloom.errors import ArgumentError
 from tests.loader.fakes import RowDataset, rows
 
@@ -41,6 +42,7 @@ class LateDevice:
         self.streams: list[LateStream] = []
         self.kept: list[int] = []
         self.threads: set[str] = set()
+        self.pinning: set[str] = set()
         self.five_queued = threading.Event()
 
     def cuda_available(self) -> bool:
@@ -51,11 +53,16 @@ class LateDevice:
 
     def set_cuda_device(self, index: int) -> None:
         assert index == 0
+        self.here.chosen = True
 
     def pin(self, leaf: Any) -> Any:
         return leaf.clone()
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        name = threading.current_thread().name
+        # Else memory of another device's context would be taken.
+        assert name == "MainThread" or self.here.chosen
+        self.pinning.add(name.split("-")[-1])
         return torch.empty(shape, dtype=dtype)
 
     def new_stream(self, device: torch.device) -> LateStream:
@@ -137,6 +144,16 @@ def test_every_batch_is_whole_when_it_is_given(
     else:
         assert device.streams == []
         assert device.threads == {"MainThread"}
+
+
+def test_each_thread_that_pins_has_chosen_the_device(device: LateDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sharing, "note", lambda self, *observed: None)
+    with make(num_workers=2) as loader:
+        assert len(list(loader)) == 40
+        assert "reading" not in device.pinning
+        loader._sharing.width = 2
+        assert len(list(loader)) == 40
+        assert "reading" in device.pinning
 
 
 def test_batches_are_copied_before_they_are_asked_for(device: LateDevice) -> None:

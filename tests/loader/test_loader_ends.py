@@ -250,3 +250,29 @@ def test_what_an_iterator_held_goes_without_the_collector(way: dict[str, Any], w
             assert feed() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_threads_that_share_an_iterator_all_come_to_its_end(way: dict[str, Any]) -> None:
+    found: list[int] = []
+    errors: list[Exception] = []
+
+    def take_all(iterator: Any, lock: Any) -> None:
+        try:
+            while True:
+                with lock:
+                    found.extend(next(iterator))
+        except StopIteration:
+            pass
+        except Exception as error:  # noqa: BLE001  shown below
+            errors.append(error)
+
+    with make_items(50, **{"local_batch_size": 1, **way}) as loader:
+        iterator, lock = iter(loader), threading.Lock()
+        threads = [threading.Thread(target=take_all, args=(iterator, lock)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    assert sorted(found) == list(range(50))

@@ -74,6 +74,9 @@ class LoaderIterator(Iterator[Any]):
         return batch
 
     def _end(self) -> Any:
+        if self._exhausted:
+            # Another thread, which shares this iterator, was told first.
+            raise StopIteration
         if self._closed:
             raise NotOpenError("this iterator was closed by another thread while it waited for a batch")
         self._exhausted = True

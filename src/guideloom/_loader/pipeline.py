@@ -73,7 +73,7 @@ class ThreadFeed:
     sharing : Sharing
         What was found out about reading threads so far; made for ``num_workers`` and ``prefetch``.
     enter_thread : callable
-        Called first in the batch thread.
+        Called first in each thread, before it reads or makes a batch.
     on_start : callable
         Called once, with this object, before the first thread starts.
     on_ended : callable
@@ -125,7 +125,7 @@ class ThreadFeed:
         self._abandoned = False
         self._on_ended = on_ended
         self._forks = FORKS.count
-        bodies: list[_Body] = [_Reading(self, sleeper) for sleeper in self._readers]
+        bodies: list[_Body] = [_Reading(self, enter_thread, sleeper) for sleeper in self._readers]
         if not self._on_demand:
             bodies.append(_Batching(self, enter_thread))
         self._alive = len(bodies)
@@ -243,9 +243,11 @@ class ThreadFeed:
 
     # --- reading ---
 
-    def _read(self, task: tuple[int, int]) -> None:
+    def _read(self, task: tuple[int, int], enter_thread: Callable[[], None] | None = None) -> None:
         number, part = task
         try:
+            if enter_thread is not None:
+                enter_thread()
             prepared, lo, hi = self._schedule.rows(number)
             first = min(hi, lo + part * self._part_rows)
             value = self._work.read(prepared, first, min(hi, first + self._part_rows))
@@ -260,9 +262,10 @@ class ThreadFeed:
             if slot.missing == 0 and number == self._head:
                 self._wake_batcher()
 
-    def read_until_stopped(self, sleeper: Sleeper) -> None:
+    def read_until_stopped(self, sleeper: Sleeper, enter_thread: Callable[[], None]) -> None:
         """Body of a reading thread."""
         task = None
+        enter: Callable[[], None] | None = enter_thread
         while not self._stopped:
             with self._mutex:
                 if task is not None:
@@ -279,7 +282,8 @@ class ThreadFeed:
             if task is None:
                 sleeper.sleep()
             else:
-                self._read(task)
+                self._read(task, enter)
+                enter = None
 
     # --- making batches ---
 
@@ -431,12 +435,13 @@ class _Body(ABC):
 class _Reading(_Body):
     name = "guideloom-reading"
 
-    def __init__(self, feed: ThreadFeed, sleeper: Sleeper) -> None:
+    def __init__(self, feed: ThreadFeed, enter_thread: Callable[[], None], sleeper: Sleeper) -> None:
         super().__init__(feed)
+        self._enter_thread = enter_thread
         self._sleeper = sleeper
 
     def run(self) -> None:
-        self.feed.read_until_stopped(self._sleeper)
+        self.feed.read_until_stopped(self._sleeper, self._enter_thread)
 
 
 class _Batching(_Body):
