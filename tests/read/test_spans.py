@@ -233,3 +233,43 @@ def test_an_asyncio_reader_remembers_tables_from_read_to_read(tmp_path: Path, dt
 
     # The sample and some rows, then the whole table, then nothing.
     assert asyncio.run(main()) == [2, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("enabled", "thresholds", "counts", "collects"),
+    [
+        (True, (700, 10, 10), (3, 10, 0), True),
+        (True, (700, 10, 10), (699, 9, 50), False),
+        (True, (700, 3, 10), (3, 4, 0), True),
+        (True, (0, 10, 10), (3, 10, 0), False),
+        (False, (700, 10, 10), (3, 10, 0), False),
+    ],
+)
+def test_young_objects_are_collected_before_a_batch_of_new_ones_where_they_would_be_within_it(
+    enabled: bool,
+    thresholds: tuple[int, int, int],
+    counts: tuple[int, int, int],
+    collects: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    happened: list[Any] = []
+
+    class Format(IdSpanFormat):
+        def unpack(self, stream: Any, document_shard: Any, document_index: Any, document_data: Any) -> Any:
+            happened.append("unpack")
+
+    class Collector:
+        isenabled = staticmethod(lambda: enabled)
+        get_threshold = staticmethod(lambda: thresholds)
+        get_count = staticmethod(lambda: counts)
+        collect = staticmethod(happened.append)
+
+    make_spans(tmp_path, [[3, 4, 5]])
+    dataset = StreamDataset(StreamWithMetaStorage(tmp_path, Format(), PosixPreadIO()), 4)
+    with dataset.sync_reader() as reader:
+        source = reader.batch_source()
+        plan = source.prepare(np.arange(2))
+        monkeypatch.setattr(module, "gc", Collector)
+        source.samples(plan, 0, 2)
+    assert happened == [*([1] if collects else []), "unpack", "unpack"]

@@ -8,6 +8,7 @@ Letters: B windows, L elements a window, R runs, S segments, P spans of all wind
 
 from __future__ import annotations
 
+import gc
 import threading
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -59,6 +60,17 @@ class SpanBatch:
     offsets: I64
     shard: I64
     payload: npt.NDArray[np.uint8]
+
+
+def _collect_young() -> None:
+    """Have Python's collector visit the young objects now, if it would do so while this batch is unpacked.
+
+    What it meets counts as old from then on, and so many old ones more bring on a visit to all there are. Of a batch's
+    thousands of views and arrays it so meets those of the batch before, and not those of this one too.
+    """
+    young, middle, _ = gc.get_threshold()
+    if young and gc.get_count()[1] >= middle and gc.isenabled():
+        gc.collect(1)
 
 
 class SpanOperations:
@@ -311,6 +323,7 @@ class SpanOperations:
         if rows.dtype != self.dtype:
             rows = rows.astype(self.dtype)
         unpack = self.format.unpack
+        _collect_young()
         view = batch.payload.data
         cuts = batch.offsets.tolist()
         samples: list[Any] = []
