@@ -210,6 +210,17 @@ def test_a_published_stream_needs_its_dtype(run: Run, refused: Run, tmp_path: Pa
     assert "--dtype" in refused("show", tmp_path, 4)
 
 
+def test_a_dtype_as_info_prints_it_can_be_given_back(run: Run, tmp_path: Path) -> None:
+    dtype = np.dtype([("a", "<u2"), ("b", [("c", "u1"), ("d", "<i4")]), ("e", "<f4", (2, 3))])
+    with StreamStorage(tmp_path / "new", StreamNumpyFormat(dtype)).sync_writer() as writer:
+        writer.append(0, np.zeros(5, dtype))
+    printed = json.loads(run("info", tmp_path / "new", "--json"))["dtype"]
+    (tmp_path / "old").mkdir()
+    np.zeros(5, dtype).tofile(tmp_path / "old" / "0000000.in_band.bin")
+    facts = json.loads(run("info", tmp_path / "old", "--json", "--dtype", json.dumps(printed)))
+    assert (facts["count"], facts["dtype"]) == (5, printed)
+
+
 def test_published_documents_need_nothing(run: Run, tmp_path: Path) -> None:
     np.array([0, 2, 5], "<i8").tofile(tmp_path / "0000000.out_of_band.index")
     (tmp_path / "0000000.out_of_band.bin").write_bytes(b"abcde")
@@ -263,7 +274,32 @@ def test_a_dtype_that_is_none_is_a_usage_error(text: str, tmp_path: Path, capsys
     with pytest.raises(SystemExit) as caught:
         cli.main(["info", str(tmp_path), "--dtype", text])
     assert caught.value.code == 2
-    assert "not a dtype" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "expected a dtype ('<u2', or a list of fields as info prints it" in said
+    assert f"found {text!r}" in said
+
+
+@pytest.mark.parametrize(
+    "text", ["[['a']]", "[['a', '<u2', 2]]", "[['a', '<u2', [2], 1]]", "[['a', ['b', 1]]]", "[[1, 2]]"]
+)
+def test_fields_of_another_form_are_a_usage_error(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["info", str(tmp_path), "--dtype", text])
+    assert caught.value.code == 2
+
+
+def test_an_unknown_option_is_answered_with_the_options_of_its_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["show", str(tmp_path), "0", "--lenght", "3"])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert "usage: guideloom show" in said
+    assert "guideloom show: error: unrecognized arguments: --lenght 3" in said
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--lenght"])
+    assert caught.value.code == 2
 
 
 # --- as a program ---

@@ -57,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error that was reported, 130 after Ctrl-C.
     """
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # By itself argparse would answer with the usage of `guideloom`, which says nothing of the command's options.
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if options.command is None:
         parser.print_help()
         return 0
@@ -82,14 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="guideloom", description="Look at GuideLoom data sets, check and mend them.")
     parser.add_argument("--version", action="version", version=f"guideloom {__version__}")
-    parser.set_defaults(command=None)
+    parser.set_defaults(command=None, parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("directory", metavar="DIR", type=Path, help="the data set's folder")
     common.add_argument("--json", action="store_true", help="print one JSON object")
     common.add_argument(
-        "--dtype", type=_dtype, help="element dtype, for the published 1.x layout: '<u2', or \"[('token', '<u2')]\""
+        "--dtype", type=_dtype, help="element dtype, for the published 1.x layout: '<u2', or '[[\"token\", \"<u2\"]]'"
     )
     info = commands.add_parser(
         "info", parents=[common], help="what a data set is: kind, dtype, shards, counts, bytes, identity"
@@ -111,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", parents=[common], help=bench_command.HELP)
     bench_command.add_options(bench)
     bench.set_defaults(command=_bench)
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 
@@ -120,10 +125,18 @@ def _bench(options: argparse.Namespace) -> str:
 
 def _dtype(text: str) -> np.dtype[Any]:
     try:
-        dtype: np.dtype[Any] = np.dtype(ast.literal_eval(text) if text.lstrip().startswith("[") else text)
+        dtype: np.dtype[Any] = np.dtype(_fields(ast.literal_eval(text)) if text.lstrip().startswith("[") else text)
     except (TypeError, ValueError, SyntaxError) as error:
-        raise argparse.ArgumentTypeError(f"not a dtype: {text!r} ({error})") from None
+        form = """'<u2', or a list of fields as info prints it: '[["token", "<u2"]]'"""
+        raise argparse.ArgumentTypeError(f"expected a dtype ({form}), found {text!r} ({error})") from None
     return dtype
+
+
+def _fields(descr: Any) -> Any:
+    """Make NumPy's tuples out of the lists that JSON has, so that what ``info`` prints can be given back."""
+    if not isinstance(descr, list) or not all(isinstance(field, list) and len(field) in (2, 3) for field in descr):
+        return descr
+    return [(name, _fields(of), *(tuple(extents) for extents in shape)) for name, of, *shape in descr]
 
 
 def open_any(directory: Path, dtype: np.dtype[Any] | None = None) -> Catalog:
