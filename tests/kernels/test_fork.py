@@ -89,3 +89,32 @@ def test_forks_while_a_thread_reads_its_first_batch(tmp_path: Path) -> None:
     with StreamStorage(tmp_path / "data", StreamNumpyFormat(np.dtype([("token", "<u2")]))).sync_writer() as writer:
         writer.append(0, {"token": np.arange(40)})
     assert forked(READS.format(folder=str(tmp_path / "data")), tmp_path / "cache") > 1
+
+
+INTERRUPTED = """
+import _thread, functools, logging, os, signal, threading
+
+def refuse(*args):
+    raise ValueError
+
+signal.signal(signal.SIGUSR1, refuse)
+# The next function written in Python is left by an error at its first step; logging's has gone before.
+os.register_at_fork(after_in_parent=functools.partial(_thread.interrupt_main, signal.SIGUSR1))
+from guideloom._kernels import jit
+
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+free = []
+thread = threading.Thread(target=lambda: free.append(jit._compiling.acquire(blocking=False)))
+thread.start()
+thread.join()
+print(free)
+"""
+
+
+def test_a_signal_handler_that_raises_right_after_a_fork_leaves_no_lock_held() -> None:
+    result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "[True]\n", result.stderr
+    assert "ValueError" in result.stderr

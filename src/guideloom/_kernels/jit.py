@@ -39,21 +39,26 @@ _compiling = threading.RLock()
 _held_over_fork = threading.local()
 
 
-def _before_fork() -> None:
-    _held_over_fork.locks = []
-    for lock in (_compiling, getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)):
-        if lock is not None:
-            lock.acquire()
-            _held_over_fork.locks.append(lock)
+def _hold_numbas() -> None:
+    lock = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
+    if lock is not None:
+        lock.acquire()
+        _held_over_fork.lock = lock
 
 
-def _after_fork() -> None:
-    for lock in reversed(_held_over_fork.locks):
+def _give_back_numbas() -> None:
+    lock = vars(_held_over_fork).pop("lock", None)
+    if lock is not None:
         lock.release()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    os.register_at_fork(before=_hold_numbas, after_in_parent=_give_back_numbas, after_in_child=_give_back_numbas)
+    # What is registered last is called first before a fork, and last after it. The lock's own methods, since a signal
+    # handler that raises could end a function of ours before it has done anything.
+    os.register_at_fork(
+        before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release
+    )
 
 
 def _is_on(variable: str, default: str = "0") -> bool:
