@@ -23,6 +23,7 @@ import torch
 
 from guideloom import StatefulDataLoader
 from guideloom._loader import processes
+from guideloom.errors import ArgumentError
 from guideloom.testing import plain
 from tests.loader import fakes
 from tests.loader.fakes import ItemDataset, RowDataset, make_items, make_rows
@@ -237,6 +238,25 @@ def test_an_interrupt_waits_until_the_workers_are_started(monkeypatch: pytest.Mo
         sleeping.set()
         for end in (arrived, wakes):
             os.close(end)
+
+
+def _say_why_not(connection: Any) -> None:
+    with StatefulDataLoader(RowDataset(), None, **WAY) as loader:
+        try:
+            iter(loader)
+        except ArgumentError as error:
+            connection.send(str(error))
+
+
+def test_a_daemonic_process_is_told_that_it_may_have_no_workers() -> None:
+    told, connection = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.Process(target=_say_why_not, args=(connection,), daemon=True)
+    process.start()
+    connection.close()
+    assert 'use parallel_method="thread"' in told.recv()
+    process.join(20)
+    assert process.exitcode == 0
+    told.close()
 
 
 @pytest.mark.parametrize("name", ["register", "_Worker"])

@@ -122,6 +122,12 @@ class ProcessFeed:
         received: Callable[[Any], Any] | None,
         on_start: Callable[[Feed], None],
     ) -> None:
+        if multiprocessing.current_process().daemon:
+            raise ArgumentError(
+                'parallel_method="process" cannot be used in a daemonic process, which may have no processes of its '
+                'own, such as a worker of multiprocessing.Pool: use parallel_method="thread", or start this process '
+                "with daemon=False"
+            )
         self._schedule = schedule
         self._total = schedule.num_batches
         self._on_demand = prefetch == 0
