@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 from collections.abc import Generator
@@ -328,6 +329,28 @@ def test_an_interrupt_leaves_no_temporary_file_behind(
         else:
             break
     assert 4 < fatal < 49
+
+
+def test_an_interrupt_while_a_file_is_made_leaves_neither_file_nor_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python raises it between the call that opened the file and whoever wants its descriptor."""
+
+    def interrupted(*args: Any) -> int:
+        descriptor = open_file(*args)
+        opened_files.append(descriptor)
+        _thread.interrupt_main()
+        return descriptor
+
+    opened_files: list[int] = []
+    open_file = os.open
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        disk.create(str(tmp_path / "file"))
+    assert opened_files
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(opened_files[0])
+    assert names(tmp_path) == []
 
 
 def test_no_thread_of_a_close_goes_on_when_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from guideloom._base.interrupts import interrupts_later
+
 before: Callable[[str, str], None] | None = None
 """Called with the name of the step and the path before each step; for tests only."""
 
@@ -46,15 +48,21 @@ def make_folder(path: str) -> None:
 def create(path: str) -> int:
     """Create a file that must not exist, and return a descriptor to write it."""
     _step("create", path)
+    descriptor = None
     try:
-        return os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o666)
+        # Else a Ctrl-C that came meanwhile is raised when the file is open, and nobody knows its descriptor.
+        with interrupts_later():
+            descriptor = os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o666)
     except OSError:
         raise
     except BaseException:
-        # An interrupt that came meanwhile is raised when the file is there, and nobody else knows of it yet.
+        # Also where a user's handler raised at once: the file may be there.
         with contextlib.suppress(OSError):
+            if descriptor is not None:
+                os.close(descriptor)
             os.unlink(path)
         raise
+    return descriptor
 
 
 def reopen(path: str) -> int:
