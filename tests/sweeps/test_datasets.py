@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guideloom import DocumentDataset, StreamDataset
+from guideloom.errors import ArgumentError
 from guideloom.testing import make_documents, make_spans, make_stream
 from guideloom.testing.strategies import shard_counts, slices
 from tests.sweeps.support import BACKENDS
@@ -166,6 +167,20 @@ def test_iterating_a_reader_ends(tmp_path: Path) -> None:
 def test_sequence_length_is_a_positive_integer(wrong: Any, tmp_path: Path) -> None:
     with pytest.raises((TypeError, ValueError), match="sequence_length"):
         StreamDataset(make_stream(tmp_path, (10,)), wrong)
+
+
+@pytest.mark.parametrize("dtype", [None, "int64"])
+@pytest.mark.parametrize("meta", [False, True])
+def test_a_window_has_no_more_bytes_than_can_be_counted(meta: bool, dtype: str | None, tmp_path: Path) -> None:
+    storage: Any = make_spans(tmp_path, [(10,)]) if meta else make_stream(tmp_path, (10,))
+    longest = (2**63 - 1) // (storage.storage_format.stream_dtype.itemsize if dtype is None else 8)
+    for length, overlap in ((longest, 0), (1, longest - 1)):
+        with StreamDataset(storage, length, overlap=overlap, dtype=dtype).sync_reader() as reader:
+            assert len(reader) == 0
+            assert reader[:] == []
+    for length, overlap in ((longest + 1, 0), (1, longest), (2**63, 0), (2**64, 0), (1, 2**64)):
+        with pytest.raises(ArgumentError, match=f"at most {longest}, got {length + overlap}"):
+            StreamDataset(storage, length, overlap=overlap, dtype=dtype)
 
 
 def test_a_stream_shorter_than_a_window_has_none(tmp_path: Path) -> None:

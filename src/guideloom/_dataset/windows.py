@@ -28,6 +28,8 @@ from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]
 
+MAX_WINDOW_BYTES = (1 << 63) - 1
+
 
 class StreamDataset(DatasetAbstract):
     """Windows of a stream; item ``i`` is ``[i * sequence_length, (i + 1) * sequence_length + overlap)``.
@@ -73,10 +75,18 @@ class StreamDataset(DatasetAbstract):
             )
         self.dtype = dtype
         stream_dtype = getattr(getattr(storage, "storage_format", None), "stream_dtype", None)
+        itemsize = 1
+        if stream_dtype is not None:
+            itemsize = max(1, np.dtype(stream_dtype).itemsize)
         if dtype is not None:
             if stream_dtype is None:
                 raise ArgumentError("dtype needs one of GuideLoom's own storages")
-            widened(np.dtype(stream_dtype), dtype)
+            itemsize = max(itemsize, widened(np.dtype(stream_dtype), dtype).itemsize)
+        if self.window_length > MAX_WINDOW_BYTES // itemsize:
+            raise ArgumentError(
+                f"sequence_length + overlap must be at most {MAX_WINDOW_BYTES // itemsize}, got {self.window_length}: "
+                "more bytes than an address has room for"
+            )
 
     @property
     def window_length(self) -> int:
