@@ -197,8 +197,9 @@ def test_who_is_held_up_while_watching_sleeps_for_a_while(monkeypatch: pytest.Mo
     assert waits[4:] == list(range(196, 300))
 
 
+@pytest.mark.parametrize("window", [4, 16])
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_slow_batch_is_not_held_back(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_batch_is_not_held_back(slow: bool, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     monkeypatch.setattr(module, "_HOLD_S", 30)
@@ -210,7 +211,8 @@ def test_a_slow_batch_is_not_held_back(slow: bool, monkeypatch: pytest.MonkeyPat
         return sleep(self, timeout_s)
 
     monkeypatch.setattr(Sleeper, "sleep", noted)
-    outbox = Outbox(4, 10, lambda: None)
+    outbox = Outbox(window, 10, lambda: None)
+    outbox.ahead = 4
     outbox.put(0)
     assert outbox.take() == 0
     taken: list[int] = []
@@ -232,6 +234,20 @@ def test_a_slow_batch_is_not_held_back(slow: bool, monkeypatch: pytest.MonkeyPat
     assert taken == [1]
     # Quick ones come three at a time, a slow one alone.
     assert ready == [0 if slow else 2]
+
+
+def test_a_wake_is_not_missed_by_who_begins_to_watch_meanwhile() -> None:
+    sleeper = Sleeper()
+
+    class Lock:
+        """As another thread sees the sleeper's own, which clears the signal at the last moment before it is free."""
+
+        def release(self) -> None:
+            sleeper._signal[0] = 0
+
+    sleeper._lock = Lock()  # type: ignore[assignment]
+    sleeper.wake()
+    assert sleeper._signal[0] == 1
 
 
 def test_a_caller_is_idle_that_comes_back_at_once_many_times(monkeypatch: pytest.MonkeyPatch) -> None:

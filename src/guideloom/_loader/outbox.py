@@ -131,9 +131,10 @@ class Sleeper:
 
     def wake(self) -> None:
         """End the present sleep, or the next one."""
-        self._signal[0] = 1
         with suppress(RuntimeError):  # A wake is there already.
             self._lock.release()
+        # Last: who begins to watch or to nap clears it, unless it finds the lock free.
+        self._signal[0] = 1
 
 
 _NOBODY = np.zeros(1, np.int64)
@@ -198,7 +199,6 @@ class Outbox:
     on_room : callable
         Called by the caller's thread, with ``mutex`` held, when ``starved`` is set and there is room again; returns who
         is to be woken.
-
     hands_over : bool
         Whether who makes batches calls ``hand_over`` before it waits for room.
 
@@ -227,7 +227,6 @@ class Outbox:
         "_hands_over",
         "_hold",
         "_on_room",
-        "_plenty",
         "_put",
         "_put_at",
         "_ready",
@@ -256,7 +255,6 @@ class Outbox:
         if self._hands_over:
             hand_over.get()  # not in the middle of an epoch
         self._total = total
-        self._plenty = max(1, 3 * window // 4)
         self._on_room = on_room
         self._ready: deque[Any] = deque()
         self._put = 0
@@ -285,7 +283,7 @@ class Outbox:
             if self._waiting:
                 last = self._put == self._total or type(item) is Failure
                 # One that watches is woken by who waits for room.
-                plenty = not self._caller.watching and len(self._ready) >= self._plenty
+                plenty = not self._caller.watching and len(self._ready) >= max(1, 3 * self.ahead // 4)
                 if not self._hold or last or plenty or slow:
                     self._waiting = False
                     wake = True
