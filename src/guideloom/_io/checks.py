@@ -7,6 +7,9 @@ from pathlib import PurePath
 
 from guideloom._base.errors import ArgumentError, NotOpenError, OutOfRangeError
 
+READ_AHEAD_BYTES = 64 << 20
+"""Most bytes asked for ahead, unless the user says another number."""
+
 
 def check_read_ahead(read_ahead_bytes: int) -> int:
     """Return how many bytes may be asked for ahead as a Python int; refuse what is no number of bytes."""

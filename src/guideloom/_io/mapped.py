@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
-from guideloom._io.checks import check_range, check_read_ahead, not_open, short_read
+from guideloom._io.checks import READ_AHEAD_BYTES, check_range, check_read_ahead, not_open, short_read
 from guideloom._io.threaded import ThreadedAsyncReader
 
 
@@ -74,9 +74,9 @@ class MmapIO(IOReaderAbstract):
         When ``read_ahead_bytes`` is no integer of at least 0.
     """
 
-    read_ahead_bytes: int = 64 << 20  # of the class, for subclasses whose ``__init__`` does not call this one
+    read_ahead_bytes: int = READ_AHEAD_BYTES  # of the class, for subclasses whose ``__init__`` does not call this one
 
-    def __init__(self, *, read_ahead_bytes: int = 64 << 20) -> None:
+    def __init__(self, *, read_ahead_bytes: int = READ_AHEAD_BYTES) -> None:
         self.read_ahead_bytes = check_read_ahead(read_ahead_bytes)
 
     @staticmethod

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
-from guideloom._io.checks import check_range, check_read_ahead, not_open, short_read
+from guideloom._io.checks import READ_AHEAD_BYTES, check_range, check_read_ahead, not_open, short_read
 from guideloom._io.into import IntoReader
 from guideloom._io.threaded import ThreadedAsyncReader
 
@@ -76,7 +76,7 @@ class PosixPreadIO(IOReaderAbstract):
         When this platform has no ``os.preadv``, or no ``os.posix_fadvise`` and ``advice`` is asked for.
     """
 
-    def __init__(self, *, advice: bool = False, read_ahead_bytes: int = 64 << 20) -> None:
+    def __init__(self, *, advice: bool = False, read_ahead_bytes: int = READ_AHEAD_BYTES) -> None:
         if not self.is_supported(advice=advice):
             missing = "os.preadv" if not hasattr(os, "preadv") else "os.posix_fadvise"
             raise OSError(f"this platform has no {missing}: use SeekIO(){', or advice=False' if advice else ''}")

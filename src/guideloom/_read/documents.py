@@ -100,11 +100,11 @@ class DocumentOperations:
             catalog.payload_file >= 0, catalog.sizes[catalog.payload_file] if catalog.sizes.size else 0, 0
         ).astype(np.int64)
         self.ragged_dtype: np.dtype[Any] | None = getattr(storage_format, "ragged_dtype", None)
-        # The offsets of all segments one behind the other, once they are in memory; where each segment's begin.
+        # The offsets of all segments one behind the other, once they are in memory. A segment has one more of them than
+        # it has documents: those of document ``i`` stand at ``i + segment``.
         self._table: I64 | None = None
-        # A segment has one offset more than it has documents: those of document ``i`` stand at ``i + segment``.
         self._table_at = catalog.starts[:-1] + np.arange(catalog.offsets_file.size)
-        self._starts: list[int] = []
+        self._starts: list[int] = []  # the catalog's, for look-ups of one; with the table
         self._lookups = 0
         self._loading = threading.Lock()
 
