@@ -84,8 +84,12 @@ class StatefulDataLoader(SyncContextManager):
     Notes
     -----
     Use it as a context manager. One iterator is live at a time, and runs to the end of the epoch; the next one is the
-    next epoch. An iterator is no longer live when it is exhausted, failed, closed, or dropped. The state counts the
-    batches that were delivered: whatever was read ahead belongs to the future.
+    next epoch. An iterator is no longer live when it is exhausted, failed, closed, or dropped (as a ``break`` does);
+    where that was before the epoch's end, the next one goes on behind the last batch delivered. So it does after
+    ``load_state_dict``: with a state that was saved behind the last batch of an epoch it gives none, and the one after
+    is the next epoch. The state counts the batches that were delivered: whatever was read ahead belongs to the future.
+
+    A batch is the caller's, to keep and to change.
 
     An error in a thread or process is raised as itself at the batch it belongs to, after the batches before it; it ends
     the iterator, and the position stays behind the last batch delivered.
