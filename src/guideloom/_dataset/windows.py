@@ -75,9 +75,7 @@ class StreamDataset(DatasetAbstract):
             )
         self.dtype = dtype
         stream_dtype = getattr(getattr(storage, "storage_format", None), "stream_dtype", None)
-        itemsize = 1
-        if stream_dtype is not None:
-            itemsize = max(1, np.dtype(stream_dtype).itemsize)
+        itemsize = max(1, stream_dtype.itemsize) if isinstance(stream_dtype, np.dtype) else 1
         if dtype is not None:
             if stream_dtype is None:
                 raise ArgumentError("dtype needs one of GuideLoom's own storages")
