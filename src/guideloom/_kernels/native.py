@@ -375,7 +375,6 @@ def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, 
 # --- waiting -------------------------------------------------------------------------------------------
 
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
-usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 MONOTONIC = time.CLOCK_MONOTONIC
 
@@ -386,16 +385,13 @@ def _now_ns(clock):
     return clock[0] * 1_000_000_000 + clock[1]
 
 
-def hand_over(theirs, mine, most, longest_ns, pause_us):
+def hand_over(theirs, mine, most, longest_ns):
     clock = np.zeros(2, np.int64)
     theirs[0] = 1
     began_ns = _now_ns(clock)
     for _ in range(most):
-        # A call also keeps the compiler from reading once for all turns.
-        if pause_us > 0:
-            usleep(np.uint32(pause_us))
-        else:
-            sched_yield()
+        # The call keeps the compiler from reading once for all turns.
+        sched_yield()
         if mine[0] != 0 or _now_ns(clock) - began_ns >= longest_ns:
             break
     return mine[0]

@@ -43,13 +43,11 @@ _SLOW_S = 0.0003
 _HOLD_S = 0.001
 
 
-# A producer whose caller is away for long looks for room by itself, several times while the caller is away; after so
-# many looks it sleeps: to be woken is nothing for a caller that is away for so long.
+# A producer whose caller is away for so long, or longer, looks for room by itself, twice while the caller is away: each
+# look takes some 15 us of a processor, a wake more than that from the caller. After so many in vain it sleeps.
 _SHORTEST_AWAY_S = 0.001
-_LOOKS_WHILE_AWAY = 4
-_LONGEST_NAP_S = 0.001
+_LONGEST_NAP_S = 0.01
 _MOST_NAPS = 64
-_LONGEST_NAPS_NS = 100_000_000
 
 # A caller that comes back so soon, so many times in a row, does nothing with its batches but take them.
 _IDLE_S = 0.00002
@@ -63,7 +61,7 @@ class Sleeper:
     no lock and may therefore be called from a finaliser that interrupted the sleeping thread itself.
     """
 
-    __slots__ = ("_lock", "_next_rest", "_rest", "_signal", "napping", "watching")
+    __slots__ = ("_lock", "_next_rest", "_rest", "_signal", "hinted", "napping", "watching")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,6 +69,7 @@ class Sleeper:
         self._signal = np.zeros(1, np.int64)
         self.watching = False
         self.napping = False
+        self.hinted = False
         self._rest = 0
         self._next_rest = _SHORTEST_REST
 
@@ -92,7 +91,7 @@ class Sleeper:
         began_at = perf_counter()
         try:
             # The other thread is signalled when the interpreter lock is free for it, not before.
-            hand_over(_NOBODY if other is None else other._signal, self._signal, turns, _LONGEST_WATCH_NS, 0)
+            hand_over(_NOBODY if other is None else other._signal, self._signal, turns, _LONGEST_WATCH_NS)
         finally:
             self.watching = False
         self._lock.acquire(blocking=False)
@@ -104,26 +103,25 @@ class Sleeper:
             self._next_rest = max(self._next_rest - 1, _SHORTEST_REST)
 
     def nap(self, mutex: AbstractContextManager[Any], interval_s: float) -> bool:
-        """Look for a wake, or a ``hint``, every ``interval_s``, for a while; False when there was none.
-
-        Who looks needs no interpreter lock, and who hints, with ``mutex`` held, loses no time.
-        """
+        """Sleep, but look for a ``hint`` every ``interval_s``, for a while; False when neither hint nor wake came."""
         with mutex:
-            if self._lock.acquire(blocking=False):
-                return True
-            self._signal[0] = 0
+            self.hinted = False
             self.napping = True
+        woken = False
         try:
-            hand_over(_NOBODY, self._signal, _MOST_NAPS, _LONGEST_NAPS_NS, int(interval_s * 1e6))
+            for _ in range(_MOST_NAPS):
+                woken = self._lock.acquire(timeout=interval_s)
+                if woken or self.hinted:
+                    break
         finally:
             with mutex:
                 self.napping = False
-                woken = bool(self._signal[0])
-        return self._lock.acquire(blocking=False) or woken
+                woken = woken or self.hinted
+        return woken
 
     def hint(self) -> None:
-        """Have a thread that is ``napping`` end that; with the mutex held that it gave."""
-        self._signal[0] = 1
+        """Have a thread that is ``napping`` end that at its next look, which costs no time; with its mutex held."""
+        self.hinted = True
 
     def sleep(self, timeout_s: float = -1) -> bool:
         """Wait for a wake; False after ``timeout_s``."""
@@ -133,7 +131,7 @@ class Sleeper:
         """End the present sleep, or the next one."""
         with suppress(RuntimeError):  # A wake is there already.
             self._lock.release()
-        # Last: who begins to watch or to nap clears it, unless it finds the lock free.
+        # Last: who begins to watch clears it, unless it finds the lock free.
         self._signal[0] = 1
 
 
@@ -366,10 +364,11 @@ class Outbox:
         producer = self._on_room()
         if producer is not None and producer.watching and not waits:
             return None
-        self.starved = False
         if producer is not None and producer.napping and len(self._ready) > 1:
+            # There is time; should it run out before the next look, a later call wakes.
             producer.hint()
             return None
+        self.starved = False
         return producer
 
     def hand_over(self, producer: Sleeper) -> bool:
@@ -385,7 +384,7 @@ class Outbox:
 
     def wait_for_room(self, producer: Sleeper, away_s: float) -> None:
         """Wait for room, or a wake, while the caller is away, for ``away_s`` as a rule; without the mutex."""
-        interval_s = min(away_s / _LOOKS_WHILE_AWAY, _LONGEST_NAP_S)
+        interval_s = min(away_s / 2, _LONGEST_NAP_S)
         if not self._hands_over or away_s < _SHORTEST_AWAY_S or not producer.nap(self.mutex, interval_s):
             producer.sleep()
 
