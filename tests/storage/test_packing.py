@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from guideloom import StreamWithMetaStorage
 from guideloom._base.errors import ArgumentError, CommitError, PackError
 from guideloom._storage import disk
+from guideloom._storage.names import MANIFEST
 from guideloom._storage.writer import DocumentWriter, StreamWithMetaWriter, StreamWriter
 from guideloom.types import SpanStorageFormat
 from tests.storage.support import (
@@ -329,6 +330,23 @@ def test_an_interrupt_leaves_no_temporary_file_behind(
         else:
             break
     assert 4 < fatal < 49
+
+
+def test_an_interrupt_before_the_manifest_has_its_name_leaves_no_temporary_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(step: str, path: str) -> None:
+        if step == "rename" and path.endswith(MANIFEST):
+            raise KeyboardInterrupt
+
+    opened_writer = writer("document", tmp_path)
+    opened_writer.open()
+    opened_writer.append(0, record_of("document", 1))
+    monkeypatch.setattr(disk, "before", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        opened_writer.close()
+    assert not [name for name in names(tmp_path) if name.startswith(".tmp")]
+    assert shards_of(tmp_path, opened("document", tmp_path)) == [written("document", [1])]
 
 
 def test_an_interrupt_while_a_file_is_made_leaves_neither_file_nor_descriptor(

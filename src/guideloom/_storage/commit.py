@@ -289,7 +289,7 @@ def gather_manifest(folder: str, token: str, known: Parts | None) -> None:
             disk.rename(temporary, target)
         except FileNotFoundError:
             continue  # withdrawn: others commit
-        except OSError:
+        except BaseException:
             with contextlib.suppress(OSError):
                 disk.unlink(temporary)
             raise
