@@ -171,10 +171,12 @@ def test_a_reader_around_another_gives_its_own_bytes(tmp_path: Path) -> None:
         def sync_reader(self) -> Any:
             return Upper
 
-    files = make(tmp_path, [b"abcdefgh"], UpperIO())
+    files: Any = make(tmp_path, [b"abcdefgh"], UpperIO())
     out = np.zeros(5, np.uint8)
     files.gather(*columns([(0, 2, 5)]), 0, 1, out)
     assert out.tobytes() == b"CDEFG"
+    # The other may be read by several threads at once; that this one may, nobody said.
+    assert SeekIO().sync_reader()(tmp_path).concurrent_reads and files._handles[0].lock is not None
     files.close()
 
 

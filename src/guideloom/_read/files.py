@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import mmap
 import os
 import sys
@@ -225,7 +226,9 @@ class _Entry:
 
     def __init__(self, reader: IOSyncReaderAbstract) -> None:
         self.reader = reader
-        self.lock = None if getattr(reader, "concurrent_reads", False) else threading.Lock()
+        # Its own: what passes unknown attributes on to another reader has not said that of itself.
+        has_said = inspect.getattr_static(reader, "concurrent_reads", None) is not None
+        self.lock = None if has_said and reader.concurrent_reads else threading.Lock()
 
 
 def is_own_error(error: Exception) -> bool:
