@@ -228,5 +228,33 @@ def test_loading_says_where_it_goes_on(caplog: pytest.LogCaptureFixture) -> None
     assert "epoch 3, sample 12 of 20" in caplog.text
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("changes", "rank", "is_said"),
+    [
+        ({"shuffle": True, "shuffle_seed": 1}, 0, True),
+        ({"shuffle": True, "shuffle_seed": 1}, 1, False),
+        ({"shuffle": True, "shuffle_seed": 1, "observation_offset": 0}, 0, False),
+        ({"shuffle": True, "shuffle_seed": 1, "order": "feistel-1"}, 0, False),
+        ({}, 0, False),
+    ],
+)
+def test_a_state_that_names_no_order_does_not_pass_in_silence(
+    changes: dict[str, Any], rank: int, is_said: bool, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = {"epoch": 2, "observation_offset": 8, "shuffle": False, "shuffle_seed": None, "drop_last": True, **changes}
+    options = {"shuffle": state["shuffle"], "shuffle_seed": state["shuffle_seed"]}
+    loader = make_rows(rank=rank, world_size=2, **options)
+    if when == "before":
+        loader.load_state_dict(state)
+    with loader:
+        if when == "after":
+            loader.load_state_dict(state)
+        assert loader.state_dict()["observation_offset"] == state["observation_offset"]
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == is_said
+    assert all("rest of epoch 2 comes in the order feistel-1" in text for text in said)
+
+
 def test_before_the_first_open_only_the_loader_is_known() -> None:
     assert set(make_rows().state_dict()) == {*PUBLISHED, "version"}

@@ -383,7 +383,8 @@ class StatefulDataLoader(SyncContextManager):
         Parameters
         ----------
         state_dict : mapping
-            As ``state_dict`` gave it, or one of the published package, which says less and is checked less.
+            As ``state_dict`` gave it, or one of the published package, which says less and is checked less: within a
+            shuffled epoch the rest then comes in this package's order, and the logger "guideloom" says so.
         override : collection of str
             Names that may differ nevertheless, e.g. ``{"identity"}``: the position is then taken as it is, as a number
             of samples of this loader's data set. "identity" and the names of the view include "dataset_size".
@@ -421,6 +422,13 @@ class StatefulDataLoader(SyncContextManager):
         check_match(state, fixed, override)
         check_offset(position, fixed.dataset_size or 0)
         self._position = position
+        if position.offset and fixed.shuffle and "order" not in state and not self._arguments.rank:
+            LOGGER.warning(
+                "the state does not name its order, as those of the 1.x releases do not: the rest of epoch %d comes in "
+                "the order %s, so that samples of it may come twice or not at all; the next epoch has each once",
+                position.epoch,
+                fixed.order,
+            )
         LOGGER.info(
             "loaded a state: epoch %d, sample %d of %s, rank %d of %d",
             position.epoch,
