@@ -372,6 +372,12 @@ def test_workers_that_do_not_help_are_not() -> None:
     assert any("workers do not help" in reason for reason in found.reasons)  # type: ignore[union-attr]
 
 
+def test_one_setting_alone_is_not_called_the_fastest() -> None:
+    found = recommend(rows({("pread", 0, 0): 1.0}))
+    assert found is not None
+    assert found.reasons[0].startswith("no other was measured (warm)")
+
+
 def test_cold_times_count_where_there_are_any() -> None:
     slow, fast = Row(Setting("mmap", 0, 4), 1, 1.0, 1, 50.0), Row(Setting("pread", 2, 4), 1, 2.0, 1, 5.0)
     assert chosen(recommend([slow, fast])) == ("pread", 2, 4)

@@ -102,6 +102,8 @@ def _cost(setting: Setting) -> tuple[int, int, int]:
 
 def _speed(chosen: Setting, times: dict[Setting, float], phase: str) -> str:
     fastest = min(times, key=times.__getitem__)
+    if len(times) == 1:
+        return f"no other was measured ({phase}): leave --backends, --workers and --prefetch out to compare"
     if chosen == fastest:
         return f"it is the fastest of {len(times)} settings ({phase})"
     words = f"it loads at {times[fastest] / times[chosen]:.0%} of the rate of the fastest ({fastest}, {phase})"
