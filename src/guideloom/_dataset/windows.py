@@ -47,7 +47,8 @@ class StreamDataset(DatasetAbstract):
     dtype : dtype-like, or mapping field -> dtype-like, optional
         Wider dtype in which elements arrive (``<u2`` on disk, ``int64`` in the batch); must hold every value of the
         field. A single one is for the fields of its sort (``int64`` for integers, ``float64`` for floats); those that
-        it cannot hold, and other sorts such as booleans, stay as they are. A mapping says it for each field.
+        it cannot hold, and other sorts such as booleans, stay as they are. If no field is of its sort, it is for all
+        numbers that it can hold. A mapping says it for each field.
 
     Notes
     -----
