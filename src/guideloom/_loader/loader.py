@@ -89,7 +89,7 @@ class StatefulDataLoader(SyncContextManager):
     ``load_state_dict``: with a state that was saved behind the last batch of an epoch it gives none, and the one after
     is the next epoch. The state counts the batches that were delivered: whatever was read ahead belongs to the future.
 
-    A batch is the caller's, to keep and to change.
+    The tensors that come with ``collate_fn=None`` are the caller's, to keep and to change.
 
     An error in a thread or process is raised as itself at the batch it belongs to, after the batches before it; it ends
     the iterator, and the position stays behind the last batch delivered.
