@@ -35,7 +35,7 @@ BOTH = pytest.mark.parametrize("listing", [True, False])
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(DataSetNotFoundError, match="empty"):
+    with pytest.raises(DataSetNotFoundError, match="holds no files; write it first, or name the folder in it"):
         opened("stream", tmp_path)
     with pytest.raises(DataSetNotFoundError, match="does not exist"):
         opened("stream", tmp_path / "none")

@@ -269,4 +269,7 @@ def _raise_nothing_found(listing: Mapping[str, int], folder: str) -> NoReturn:
             "run it again",
             path=folder or None,
         )
-    raise DataSetNotFoundError("no data set: the folder is empty; write it first", path=folder or None)
+    raise DataSetNotFoundError(
+        "no data set: the folder holds no files; write it first, or name the folder in it that does",
+        path=folder or None,
+    )
