@@ -64,6 +64,25 @@ def test_a_listing_that_has_the_later_of_two_commits(with_manifest: bool, tmp_pa
     assert opened_while(tmp_path, True, meanwhile) == content([1, 3], [2, 4])
 
 
+def test_a_gap_is_filled_while_the_folder_is_listed_again(tmp_path: Path) -> None:
+    """A shard is missing, so the folder is listed once more: that listing, too, may have the later of two commits."""
+    write("stream", tmp_path, {0: [1], 2: [2]})
+    listed: list[list[str]] = []
+
+    def meanwhile(request: Request, given: Any) -> Any:
+        if not isinstance(request, ListFolder):
+            return given
+        torn = len(listed) == 1
+        if torn:
+            write("stream", tmp_path, {0: [3], 1: [4]}, "append")
+            given = LocalFolder(tmp_path).listing()
+        listed.append([name for name in given if not torn or not name.startswith("0000000-0001")])
+        return {name: given[name] for name in listed[-1]}
+
+    assert opened_while(tmp_path, True, meanwhile) == content([1, 3], [4], [2])
+    assert len(listed) > 2
+
+
 @pytest.mark.parametrize("missing", ["0000000-0001.", "elements.bin"])
 def test_verify_meets_a_torn_listing(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("stream", tmp_path, {0: [1], 1: [2]})

@@ -74,11 +74,28 @@ def open_catalog(
     again until two looks in a row find the same: as records are never removed, nothing was committed between the two.
     """
     asked: Asked = (kind, None if stream_dtype is None else packed_little_endian(stream_dtype), format_name)
-    previous: set[str] | None = None
     manifest = yield from read_manifest(folder)
     listing = yield ListFolder()
     if listing is None:
         return (yield from _open_by_probing(manifest, asked, folder))
+    manifest, listing = yield from _look_again(manifest, listing, folder)
+    try:
+        return (yield from _open_by_listing(listing, manifest, asked, folder))
+    except MissingShardError:
+        # A network file system may give a listing out of its cache that is older than the manifest. Or what was missing
+        # is being committed now: the new listing is as good, and as bad, as the first one was.
+        again = yield ListFolder()
+        if again == listing:
+            raise
+        manifest, again = yield from _look_again(manifest, again, folder)
+        return (yield from _open_by_listing(again, manifest, asked, folder))
+
+
+def _look_again(
+    manifest: Manifest | None, listing: Mapping[str, int], folder: str
+) -> Generator[Request, Any, tuple[Manifest | None, Mapping[str, int]]]:
+    """Return the manifest and a listing that show one moment, looking again where these two may not."""
+    previous: set[str] | None = None
     for _ in range(_MOST_LOOKS):
         if manifest is not None and not _unnamed_in(listing, manifest.parts):
             break
@@ -88,14 +105,7 @@ def open_catalog(
         previous = listed
         manifest = yield from read_manifest(folder)
         listing = yield ListFolder()
-    try:
-        return (yield from _open_by_listing(listing, manifest, asked, folder))
-    except MissingShardError:
-        # A network file system may give a listing out of its cache that is older than the manifest.
-        again = yield ListFolder()
-        if again == listing:
-            raise
-        return (yield from _open_by_listing(again, manifest, asked, folder))
+    return manifest, listing
 
 
 def read_manifest(folder: str) -> Generator[Request, Any, Manifest | None]:
