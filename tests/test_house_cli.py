@@ -234,7 +234,7 @@ def test_published_documents_need_nothing(run: Run, tmp_path: Path) -> None:
 
 def test_what_is_no_data_set_is_refused_in_one_line(refused: Run, tmp_path: Path) -> None:
     assert "does not exist" in refused("info", tmp_path / "nothing")
-    assert "empty" in refused("info", tmp_path)
+    assert "holds no files" in refused("info", tmp_path)
     (tmp_path / "notes.txt").write_text("hello")
     assert "notes.txt" in refused("info", tmp_path)
     assert "found a file" in refused("info", tmp_path / "notes.txt")
