@@ -252,27 +252,21 @@ def test_what_an_iterator_held_goes_without_the_collector(way: dict[str, Any], w
         gc.enable()
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_threads_that_share_an_iterator_all_come_to_its_end(way: dict[str, Any]) -> None:
-    found: list[int] = []
-    errors: list[Exception] = []
+def test_the_end_is_the_end_for_all_who_wait_for_it() -> None:
+    """Also where two wait for a batch at once, and the other one is told first."""
+    with make_items(1, local_batch_size=1) as loader:
+        iterator: Any = iter(loader)
+        assert next(iterator) == [0]
+        take, told = iterator._take, []
 
-    def take_all(iterator: Any, lock: Any) -> None:
-        try:
-            while True:
-                with lock:
-                    found.extend(next(iterator))
-        except StopIteration:
-            pass
-        except Exception as error:  # noqa: BLE001  shown below
-            errors.append(error)
+        def take_last() -> Any:
+            if not told:
+                told.append(None)
+                with pytest.raises(StopIteration):
+                    next(iterator)
+            return take()
 
-    with make_items(50, **{"local_batch_size": 1, **way}) as loader:
-        iterator, lock = iter(loader), threading.Lock()
-        threads = [threading.Thread(target=take_all, args=(iterator, lock)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not errors
-    assert sorted(found) == list(range(50))
+        iterator._take = take_last
+        with pytest.raises(StopIteration):
+            next(iterator)
+        assert told
