@@ -18,6 +18,14 @@ BACKENDS: dict[str, Callable[[], IOReaderAbstract]] = {
     "user": MinimalBackend,
 }
 
+MODES: list[dict[str, Any]] = [
+    {},
+    {"prefetch": 2},
+    {"num_workers": 2, "prefetch": 2},
+    {"num_workers": 2, "prefetch": 2, "parallel_method": "process"},
+]
+"""Ways of making batches, as options of the loader."""
+
 
 def read_sync(storage: Any, requests: Iterable[tuple[Any, ...]], method: str = "read") -> list[Any]:
     """Call one method of a synchronous reader for each request."""

@@ -32,8 +32,7 @@ from guideloom.testing import (
     reference,
 )
 from guideloom.testing.strategies import loader_configs
-from guideloom.types import DatasetAbstract, DatasetAsyncReaderAbstract, DatasetSyncReaderAbstract
-from tests.sweeps.support import BACKENDS
+from tests.sweeps.support import BACKENDS, MODES
 
 TOKENS = [("tokens", "<i4")]
 
@@ -206,17 +205,6 @@ def test_numeric_batches_are_contiguous_tensors(options: dict[str, int], backend
         np.testing.assert_array_equal(batch["pair"].numpy(), np.repeat(wanted[:, :, None], 2, 2))
 
 
-def test_numeric_batches_are_the_user_s_to_keep(tmp_path: Path) -> None:
-    storage = make_stream(tmp_path, (40,), TOKENS)
-    options = {"collate_fn": None, "sequence_length": 2, "local_batch_size": 4}
-    for more in ({}, {"prefetch": 3}, {"num_workers": 1, "prefetch": 1}):
-        with loader_of(storage, **options, **more) as loader:
-            batches = [batch["tokens"] for batch in loader]
-            for batch in batches:
-                batch += 1000
-        assert torch.cat(batches).flatten().tolist() == [i + 1000 for i in range(40)]
-
-
 def test_a_mixed_world_of_ranks_with_an_empty_numeric_batch(tmp_path: Path) -> None:
     storage = make_stream(tmp_path, (7,), TOKENS)
     options = {"collate_fn": None, "world_size": 3, "drop_last": False, "local_batch_size": 2}
@@ -306,13 +294,6 @@ def test_reading_runs_ahead_of_the_caller_but_no_further_than_asked(tmp_path: Pa
 
 
 # --- what reaches the caller --------------------------------------------------------------------
-
-MODES: list[dict[str, Any]] = [
-    {},
-    {"prefetch": 2},
-    {"num_workers": 2, "prefetch": 2},
-    {"num_workers": 2, "prefetch": 2, "parallel_method": "process"},
-]
 
 
 class UnpicklableError(Exception):
@@ -448,80 +429,6 @@ def test_workers_without_enough_prefetch_are_warned_of_once(tmp_path: Path) -> N
 def test_the_default_device_is_the_cpu_without_cuda(tmp_path: Path) -> None:
     wanted = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     assert StatefulDataLoader.get_default_device() == wanted
-
-
-# --- a data set of one's own --------------------------------------------------------------------
-
-
-class Squares(DatasetAbstract):
-    """Implements the documented methods, and nothing else."""
-
-    def sync_reader(self) -> DatasetSyncReaderAbstract:
-        return SquaresReader()
-
-    def async_reader(self) -> DatasetAsyncReaderAbstract:
-        raise AssertionError("the loader never reads through asyncio")
-
-
-class SquaresReader(DatasetSyncReaderAbstract):
-    def open(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: Any) -> Any:
-        assert type(index) is int
-        return index * index
-
-
-@pytest.mark.parametrize("options", MODES, ids=str)
-def test_a_data_set_of_one_s_own(options: dict[str, Any]) -> None:
-    make = partial(StatefulDataLoader, Squares(), list, local_batch_size=4, drop_last=False, device="cpu", **options)
-    assert reference(make) == [[[0, 1, 4, 9], [16, 25, 36, 49], [64, 81]]]
-
-
-class Passing:
-    """What wraps something: what it does not have itself is the other's."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-class NegativeReader(Passing, DatasetSyncReaderAbstract):
-    def open(self) -> None:
-        self.inner.open()
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: Any) -> Any:
-        return -self.inner[index].id
-
-
-class Negative(DatasetAbstract):
-    def __init__(self, dataset: DatasetAbstract) -> None:
-        self.dataset = dataset
-
-    def sync_reader(self) -> DatasetSyncReaderAbstract:
-        return NegativeReader(self.dataset.sync_reader())
-
-    def async_reader(self) -> DatasetAsyncReaderAbstract:
-        raise AssertionError("the loader never reads through asyncio")
-
-
-@pytest.mark.parametrize("options", MODES, ids=str)
-def test_a_reader_around_another_gives_its_own_samples(options: dict[str, Any], tmp_path: Path) -> None:
-    dataset = Negative(DocumentDataset(make_documents(tmp_path, (2, 3))))
-    with StatefulDataLoader(dataset, list, local_batch_size=5, device="cpu", **options) as loader:
-        assert list(loader) == [[0, -1, -2, -3, -4]]
 
 
 def test_a_data_set_may_be_given_in_place_of_a_storage(tmp_path: Path) -> None:

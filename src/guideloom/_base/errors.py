@@ -38,7 +38,9 @@ class GuideLoomError(Exception):
     Parameters
     ----------
     message : str
-        What was expected, what was found, and what to do.
+        What was expected, what was found, and what to do, unless ``remedy`` says that.
+    remedy : str, optional
+        What to do; ``message`` ends with it, ``fault`` is without.
     path : str or os.PathLike, optional
         File or folder concerned.
     shard : int, optional
@@ -55,11 +57,13 @@ class GuideLoomError(Exception):
         self,
         message: str,
         *,
+        remedy: str = "",
         path: str | os.PathLike[str] | None = None,
         shard: int | None = None,
         offset: int | None = None,
     ) -> None:
-        self.message = message
+        self.fault = message
+        self.message = f"{message}; {remedy}" if remedy else message
         self.path = None if path is None else str(path)
         self.shard = shard
         self.offset = offset

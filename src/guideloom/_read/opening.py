@@ -5,7 +5,8 @@ A local folder read by our own backends is listed; anything else is asked for by
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any, overload
@@ -90,15 +91,9 @@ class BackendFolder:
             return None
         try:
             if isinstance(request, ReadRange):
-                try:
+                with short_reads_named(request, self._directory):
                     data = bytes(reader.read(request.offset_bytes, request.size_bytes))
-                except (ValueError, IndexError) as error:
-                    if is_own_error(error):
-                        raise
-                    raise range_short(request, self._directory, str(error)) from error
-                if len(data) != request.size_bytes:
-                    raise range_short(request, self._directory, f"read() gave {len(data)} bytes")
-                return data
+                return whole_range(data, request, self._directory)
             size = reader.filesize()
             if isinstance(request, FileSize):
                 return size
@@ -129,15 +124,9 @@ class AsyncBackendFolder:
             return None
         try:
             if isinstance(request, ReadRange):
-                try:
+                with short_reads_named(request, self._directory):
                     data = bytes(await reader.read(request.offset_bytes, request.size_bytes))
-                except (ValueError, IndexError) as error:
-                    if is_own_error(error):
-                        raise
-                    raise range_short(request, self._directory, str(error)) from error
-                if len(data) != request.size_bytes:
-                    raise range_short(request, self._directory, f"read() gave {len(data)} bytes")
-                return data
+                return whole_range(data, request, self._directory)
             size = await reader.filesize()
             if isinstance(request, FileSize):
                 return size
@@ -154,8 +143,25 @@ def range_missing(request: ReadRange, directory: PurePath) -> MissingShardError:
     )
 
 
-def range_short(request: ReadRange, directory: PurePath, why: str) -> CorruptDataError:
-    """Return the error for a file that ends too early: see :func:`is_own_error`."""
+@contextmanager
+def short_reads_named(request: ReadRange, directory: PurePath) -> Iterator[None]:
+    """Turn what a user's ``read`` raises where a file ends too early into our error: see :func:`is_own_error`."""
+    try:
+        yield
+    except (ValueError, IndexError) as error:
+        if is_own_error(error):
+            raise
+        raise _range_short(request, directory, str(error)) from error
+
+
+def whole_range(data: bytes, request: ReadRange, directory: PurePath) -> bytes:
+    """Return what was read, unless it is not all."""
+    if len(data) != request.size_bytes:
+        raise _range_short(request, directory, f"read() gave {len(data)} bytes")
+    return data
+
+
+def _range_short(request: ReadRange, directory: PurePath, why: str) -> CorruptDataError:
     return CorruptDataError(
         f"the backend could not give {request.size_bytes} bytes: {why}",
         path=directory / request.name,

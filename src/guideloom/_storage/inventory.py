@@ -312,9 +312,7 @@ def _read_manifest(inventory: Inventory) -> None:
 
 def _fault(error: DataSetError | OSError) -> str:
     """Say what is wrong with a file, without what to do: a finding says that itself."""
-    if not isinstance(error, DataSetError):
-        return str(error.strerror)
-    return error.message.partition("; restore ")[0].partition("; the manifest repeats ")[0]
+    return error.fault if isinstance(error, DataSetError) else str(error.strerror)
 
 
 def _compare(inventory: Inventory, manifest: Manifest) -> None:

@@ -100,7 +100,8 @@ class _Reader:
 
     def damaged(self, message: str) -> DamagedRecordError:
         return DamagedRecordError(
-            f"{message}; the manifest repeats what the commit records say: gather it anew with: guideloom manifest",
+            message,
+            remedy="the manifest repeats what the commit records say: gather it anew with: guideloom manifest",
             path=self._path,
         )
 
@@ -108,7 +109,7 @@ class _Reader:
         try:
             value = unseal(data, self._path)
         except DamagedRecordError as error:
-            raise self.damaged(error.message.partition("; restore ")[0]) from None
+            raise self.damaged(error.fault) from None
         if set(value) != _KEYS:
             raise self.damaged(f"expected the keys {sorted(_KEYS)}, found {sorted(value)!r:.400}")
         if value["kind"] not in KINDS:

@@ -125,7 +125,8 @@ def unseal(data: bytes, path: str) -> dict[str, Any]:
         value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise DamagedRecordError(
-            f"expected a JSON object, found {len(data)} bytes that are none ({error}); restore the file from a copy",
+            f"expected a JSON object, found {len(data)} bytes that are none ({error})",
+            remedy="restore the file from a copy",
             path=path,
         ) from None
     if not isinstance(value, dict):
@@ -145,8 +146,8 @@ def unseal(data: bytes, path: str) -> dict[str, Any]:
     expected = _TAIL_HEAD + xxhash.xxh3_64_hexdigest(body).encode("ascii") + _TAIL_END
     if tail != expected:
         raise DamagedRecordError(
-            f"the checksum does not hold: expected the file to end in {expected!r}, found {tail!r}; restore it from "
-            "a copy",
+            f"the checksum does not hold: expected the file to end in {expected!r}, found {tail!r}",
+            remedy="restore it from a copy",
             path=path,
         )
     return value
