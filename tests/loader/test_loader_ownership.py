@@ -47,6 +47,13 @@ def stream(folder: Path, backend: Backend, dtype: str | None = None) -> DatasetA
     return StreamDataset(storage, 10, overlap=3, dtype=dtype)
 
 
+def tokens(folder: Path, backend: Backend) -> DatasetAbstract:
+    storage = StreamStorage(folder, StreamNumpyFormat([("token", "<i4")]), backend())
+    with storage.sync_writer() as writer:
+        writer.append(0, {"token": np.arange(103)})
+    return StreamDataset(storage, 10, overlap=3)
+
+
 def wider_stream(folder: Path, backend: Backend) -> DatasetAbstract:
     return stream(folder, backend, "int64")
 
@@ -72,7 +79,7 @@ def tensors(batch: Any) -> dict[str, torch.Tensor]:
 
 THREADS: dict[str, Any] = {"num_workers": 2, "prefetch": 3}
 PROCESSES: dict[str, Any] = {**THREADS, "parallel_method": "process"}
-MAKES = (stream, wider_stream, spans, documents)
+MAKES = (tokens, stream, wider_stream, spans, documents)
 CASES = [
     *itertools.product(MAKES, (SeekIO, PosixPreadIO, MmapIO), ({}, THREADS)),
     (stream, PosixPreadIO, PROCESSES),
