@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 
 from guideloom._base.errors import CorruptDataError, MissingShardError, NotOpenError
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
-from guideloom._kernels.gather import gather_mapped
+from guideloom._kernels.gather import gather_mapped, populate_cached
 from guideloom._kernels.jit import jit_disabled
 from guideloom._kernels.status import STATUS_SIZE
 from guideloom._read.files import open_file_set
@@ -294,3 +296,15 @@ def test_a_status_too_short_for_what_the_system_writes_is_refused() -> None:
         gather_mapped(
             none, none, none, none, none, none, 0, 0, np.zeros(0, np.uint8), 0, np.zeros(STATUS_SIZE - 1, np.int64)
         )
+
+
+def test_the_pages_of_a_map_that_are_in_the_page_cache_are_made_at_once(tmp_path: Path) -> None:
+    num_bytes = 300 * mmap.PAGESIZE
+    (tmp_path / "file").write_bytes(bytes(num_bytes))
+    with (tmp_path / "file").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as area:
+        view = np.frombuffer(area, np.uint8)
+        address = view.ctypes.data
+        # MADV_POPULATE_READ, which older systems refuse.
+        can = ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), 22) == 0
+        assert populate_cached(address, num_bytes) == (num_bytes if can else 0)
+        del view
