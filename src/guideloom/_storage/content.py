@@ -17,6 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from guideloom._storage.findings import Finding
+from guideloom._storage.local import read_up_to
 from guideloom._storage.names import BLOCK_BYTES
 from guideloom._storage.published import SPAN_NUMBER
 
@@ -153,7 +154,7 @@ def _check_piece(check: FileCheck, begin: int, end: int) -> list[Finding]:
     try:
 
         def read_at(offset: int, size: int) -> bytes:
-            return _read(descriptor, offset, size)
+            return read_up_to(descriptor, offset, size)
 
         for low in range(begin, end, check.step):
             high = min(end, low + check.step)
@@ -181,19 +182,6 @@ def _check_piece(check: FileCheck, begin: int, end: int) -> list[Finding]:
     finally:
         os.close(descriptor)
     return findings
-
-
-def _read(descriptor: int, offset: int, size: int) -> bytes:
-    """Up to ``size`` bytes; fewer only at the end of the file."""
-    chunks = []
-    while size:
-        chunk = os.pread(descriptor, size, offset)
-        if not chunk:
-            break
-        chunks.append(chunk)
-        offset += len(chunk)
-        size -= len(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def offsets_structure(size: int, payload_bytes: int) -> Structure:

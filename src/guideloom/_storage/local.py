@@ -24,8 +24,7 @@ from guideloom._storage.requests import FileSize, ListFolder, ReadFile, ReadRang
 ResultT = TypeVar("ResultT")
 
 _GONE = (errno.ENOENT, errno.ENOTDIR)
-
-
+_RESTORE = "restore the file from a copy"
 _OPEN_FLAGS = getattr(os, "O_NONBLOCK", 0)
 _FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -123,7 +122,9 @@ class LocalFolder:
                 "no data set: the folder does not exist; correct the path, or write it first", path=self._directory
             ) from None
         except NotADirectoryError:
-            raise ForeignDataError("expected a data set's folder, found a file", path=self._directory) from None
+            raise ForeignDataError(
+                "expected a data set's folder, found a file: give the folder that holds it", path=self._directory
+            ) from None
         return found
 
     @contextlib.contextmanager
@@ -148,16 +149,22 @@ class LocalFolder:
             with open(path, "rb", buffering=0, opener=self._open_inside) as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
-                    raise DamagedRecordError("expected a regular file, found something else", path=path)
+                    raise DamagedRecordError(
+                        "expected a regular file, found something else", remedy=_RESTORE, path=path
+                    )
                 size = status.st_size
                 if size > limit_bytes:
-                    raise DamagedRecordError(f"expected at most {limit_bytes} bytes, found {size}", path=path)
+                    raise DamagedRecordError(
+                        f"expected at most {limit_bytes} bytes, found {size}", remedy=_RESTORE, path=path
+                    )
                 return _read_exactly(file.fileno(), 0, size, path)
         except OSError as error:
             if error.errno in _GONE:
                 return None
             if error.errno == errno.EISDIR:
-                raise DamagedRecordError("expected a regular file, found a folder", path=path) from error
+                raise DamagedRecordError(
+                    "expected a regular file, found a folder", remedy=_RESTORE, path=path
+                ) from error
             raise
 
     def _open_inside(self, path: str, flags: int) -> int:
@@ -198,19 +205,29 @@ class LocalFolder:
             raise MissingShardError("a file of a committed shard is gone: restore it from a copy", path=path) from None
 
 
-def _read_exactly(descriptor: int, offset: int, size: int, path: str) -> bytes:
+def read_up_to(descriptor: int, offset: int, size: int) -> bytes:
+    """Return ``size`` bytes from ``offset``, fewer only where the file ends; moves the descriptor's position."""
     os.lseek(descriptor, offset, os.SEEK_SET)
     chunks = []
-    left = size
-    while left:
-        chunk = os.read(descriptor, min(left, 1 << 30))
+    while size:
+        chunk = os.read(descriptor, min(size, 1 << 30))
         if not chunk:
-            raise CorruptDataError(
-                f"expected {size} bytes from byte {offset}, found {size - left}", path=path, offset=offset + size - left
-            )
+            break
         chunks.append(chunk)
-        left -= len(chunk)
+        size -= len(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _read_exactly(descriptor: int, offset: int, size: int, path: str) -> bytes:
+    data = read_up_to(descriptor, offset, size)
+    if len(data) != size:
+        raise CorruptDataError(
+            f"expected {size} bytes from byte {offset}, found {len(data)}",
+            remedy=_RESTORE,
+            path=path,
+            offset=offset + len(data),
+        )
+    return data
 
 
 def drive(generator: Generator[Request, Any, ResultT], answer: Callable[[Request], Any]) -> ResultT:

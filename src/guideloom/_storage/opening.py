@@ -152,8 +152,7 @@ def _open_by_listing(
     published = [name for name in listing if is_published_name(name)]
     if parts is None:
         if published:
-            theirs = {name: listing[name] for name in published}
-            return (yield from published_by_listing(theirs, asked[0], asked[1], folder))
+            return (yield from published_by_listing(listing, asked[0], asked[1], folder))
         _raise_nothing_found(listing, folder)
     if published:
         raise ForeignDataError(

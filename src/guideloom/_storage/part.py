@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from array import array
+from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
+from guideloom._storage.catalog import Kind
 from guideloom._storage.partfile import Descriptors, PartFile
 
 TABLE_STRIDE = 256
@@ -158,3 +161,10 @@ class SpanPart(OpenPart):
         self.rows.extend((self.count, self.payload.flushed))
         self.rows += self._sample
         _flush_integers(self.rows, self.files["spans"])
+
+
+PART_CLASSES: Final[Mapping[Kind, type[OpenPart]]] = {
+    "stream": StreamPart,
+    "document": DocumentPart,
+    "stream_with_meta": SpanPart,
+}

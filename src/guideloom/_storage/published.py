@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,17 @@ from guideloom._storage.requests import FileSize, ReadRange, Request
 SPAN_NUMBER = np.dtype("<i4")
 """What precedes each element of a published stream with metadata."""
 
-_NAME = re.compile(r"([0-9]{7,10})\.(in_band\.bin|out_of_band\.index|out_of_band\.bin)")
-_ELEMENTS, _OFFSETS, _PAYLOAD = "in_band.bin", "out_of_band.index", "out_of_band.bin"
-_NEEDS: dict[Kind, tuple[str, ...]] = {
-    "stream": (_ELEMENTS,),
-    "document": (_OFFSETS, _PAYLOAD),
-    "stream_with_meta": (_ELEMENTS, _OFFSETS, _PAYLOAD),
+ELEMENTS, OFFSETS, PAYLOAD = "in_band.bin", "out_of_band.index", "out_of_band.bin"
+"""What a file's name ends in, behind the shard's number and a dot."""
+
+NEEDS: dict[Kind, tuple[str, ...]] = {
+    "stream": (ELEMENTS,),
+    "document": (OFFSETS, PAYLOAD),
+    "stream_with_meta": (ELEMENTS, OFFSETS, PAYLOAD),
 }
+"""The files that each shard of a kind must have."""
+
+_NAME = re.compile(r"([0-9]{7,10})\.(in_band\.bin|out_of_band\.index|out_of_band\.bin)")
 
 
 def is_published_name(name: str) -> bool:
@@ -36,14 +40,29 @@ def is_published_name(name: str) -> bool:
     return match is not None and f"{int(match[1]):07d}" == match[1]
 
 
+def published_shards(listing: Mapping[str, int]) -> dict[int, dict[str, int]]:
+    """Return the published files of a listing, by shard and ending, with their sizes; other files are passed over."""
+    shards: dict[int, dict[str, int]] = {}
+    for name, size in listing.items():
+        if is_published_name(name):
+            number, _, suffix = name.partition(".")
+            shards.setdefault(int(number), {})[suffix] = size
+    return shards
+
+
+def published_kind(shards: Iterable[Mapping[str, int]]) -> Kind:
+    """Return the kind of a data set by the endings of its files; no files at all would be a stream."""
+    suffixes = set().union(*shards)
+    if suffixes.isdisjoint((OFFSETS, PAYLOAD)):
+        return "stream"
+    return "stream_with_meta" if ELEMENTS in suffixes else "document"
+
+
 def published_by_listing(
     listing: Mapping[str, int], kind: Kind, dtype: np.dtype[Any] | None, folder: str
 ) -> Generator[Request, Any, Catalog]:
-    """Open a published data set from the names and sizes of its files (at least one)."""
-    shards: dict[int, dict[str, int]] = {}
-    for name, size in listing.items():
-        number, _, suffix = name.partition(".")
-        shards.setdefault(int(number), {})[suffix] = size
+    """Open a published data set from a listing in which it has at least one file."""
+    shards = published_shards(listing)
     check_no_holes(np.array(sorted(shards), np.int64), folder)
     return (yield from _build([shards[shard] for shard in range(len(shards))], kind, dtype, folder))
 
@@ -55,7 +74,7 @@ def published_by_probing(
     shards: list[dict[str, int]] = []
     while True:
         sizes = {}
-        for suffix in (_ELEMENTS, _OFFSETS, _PAYLOAD):
+        for suffix in (ELEMENTS, OFFSETS, PAYLOAD):
             size = yield FileSize(f"{len(shards):07d}.{suffix}")
             if size is not None:
                 sizes[suffix] = size
@@ -68,11 +87,8 @@ def published_by_probing(
 def _build(
     shards: list[dict[str, int]], kind: Kind, dtype: np.dtype[Any] | None, folder: str
 ) -> Generator[Request, Any, Catalog]:
-    suffixes = set().union(*shards)
-    has_elements, has_payloads = _ELEMENTS in suffixes, not suffixes.isdisjoint((_OFFSETS, _PAYLOAD))
-    found: Kind = "stream_with_meta" if has_elements and has_payloads else "stream" if has_elements else "document"
-    check_kind(found, kind, folder)
-    needs = _NEEDS[kind]
+    check_kind(published_kind(shards), kind, folder)
+    needs = NEEDS[kind]
     for shard, sizes in enumerate(shards):
         for suffix in needs:
             if suffix not in sizes:
@@ -90,11 +106,11 @@ def _build(
     }
     zeros, absent = np.zeros(num_shards, np.int64), np.full(num_shards, -1, np.int64)
     count, spans = zeros, zeros
-    if has_elements and dtype is not None:
-        count = _count_elements(sizes_of[_ELEMENTS], kind, dtype, folder)
-    if has_payloads:
-        entries = yield from _count_payloads(sizes_of[_OFFSETS], sizes_of[_PAYLOAD], folder)
-        count, spans = (count, entries) if has_elements else (entries, spans)
+    if ELEMENTS in needs and dtype is not None:
+        count = _count_elements(sizes_of[ELEMENTS], kind, dtype, folder)
+    if PAYLOAD in needs:
+        entries = yield from _count_payloads(sizes_of[OFFSETS], sizes_of[PAYLOAD], folder)
+        count, spans = (entries, spans) if kind == "document" else (count, entries)
     return Catalog(
         kind=kind,
         layout="published-1",
@@ -105,9 +121,9 @@ def _build(
         shard=np.arange(num_shards, dtype=np.int64),
         count=count,
         spans=spans,
-        elements_file=index.get(_ELEMENTS, absent),
-        offsets_file=index.get(_OFFSETS, absent),
-        payload_file=index.get(_PAYLOAD, absent),
+        elements_file=index.get(ELEMENTS, absent),
+        offsets_file=index.get(OFFSETS, absent),
+        payload_file=index.get(PAYLOAD, absent),
         table_file=absent,
         table_stride=zeros,
     )
@@ -123,7 +139,7 @@ def _count_elements(
         raise CorruptDataError(
             f"expected a multiple of {itemsize} bytes (elements of dtype {describe_dtype(dtype)}), found {size}: "
             "the file is torn, or was written with another dtype (the published 1.x layout does not say which)",
-            path=join_path(folder, f"{shard:07d}.{_ELEMENTS}"),
+            path=join_path(folder, f"{shard:07d}.{ELEMENTS}"),
             shard=shard,
             offset=size - size % itemsize,
         )
@@ -134,7 +150,7 @@ def _count_payloads(
     offsets: npt.NDArray[np.int64], payloads: npt.NDArray[np.int64], folder: str
 ) -> Generator[Request, Any, npt.NDArray[np.int64]]:
     for shard, (size, payload) in enumerate(zip(offsets.tolist(), payloads.tolist(), strict=True)):
-        name = f"{shard:07d}.{_OFFSETS}"
+        name = f"{shard:07d}.{OFFSETS}"
         if size == 0 or size % 8:
             raise CorruptDataError(
                 f"expected a multiple of 8 bytes, at least 8, found {size}: the file is torn; restore it from a copy",

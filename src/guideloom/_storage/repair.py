@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,16 +22,11 @@ from guideloom._storage.commit import Committer, gather_manifest
 from guideloom._storage.content import OPENABLE, num_jobs
 from guideloom._storage.inventory import Inventory, Numbers, Row, data_names_of, gaps, take_inventory
 from guideloom._storage.local import FOLLOW_LINKS
+from guideloom._storage.meter import Progress
 from guideloom._storage.names import MANIFEST, TEMPORARY_PREFIX, parse_data_name, parse_record_name, record_name
-from guideloom._storage.part import DocumentPart, OpenPart, SpanPart, StreamPart
+from guideloom._storage.part import PART_CLASSES
 from guideloom._storage.partfile import Descriptors
-from guideloom._storage.verify import Progress, check_bytes, check_sizes
-
-PART_CLASSES: Final[Mapping[Kind, type[OpenPart]]] = {
-    "stream": StreamPart,
-    "document": DocumentPart,
-    "stream_with_meta": SpanPart,
-}
+from guideloom._storage.verify import check_bytes, check_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,15 +285,13 @@ class _Plan:
         return found
 
 
-def apply(actions: Iterable[Action], note: Callable[[str], None] | None = None) -> Path | None:
+def apply(actions: Iterable[Action]) -> Path | None:
     """Carry a plan out. To be called while no writer is at work in the folder.
 
     Parameters
     ----------
     actions : iterable of Action
         All of one plan.
-    note : callable, optional
-        Called with the text of each action before it is done.
 
     Returns
     -------
@@ -325,39 +318,30 @@ def apply(actions: Iterable[Action], note: Callable[[str], None] | None = None) 
         # It names the records that are about to go.
         disk.unlink(os.path.join(directory, MANIFEST))
         disk.sync_folder(str(directory))
-    moved = _move_away(directory, [action for action in chosen if action.names], note)
+    moved = _move_away(directory, [name for action in chosen for name in action.names])
     empties = [action for action in chosen if action.kind == "create_empty"]
     if empties:
-        _create_empty(directory, empties, note)
-    for action in chosen:
-        if action.kind == "rebuild_manifest":
-            _say(note, action)
-            rebuild_manifest(directory)
+        _create_empty(directory, empties)
+    if any(action.kind == "rebuild_manifest" for action in chosen):
+        rebuild_manifest(directory)
     return moved
 
 
-def _say(note: Callable[[str], None] | None, action: Action) -> None:
-    if note is not None:
-        note(action.text)
-
-
-def _move_away(directory: Path, actions: Sequence[Action], note: Callable[[str], None] | None) -> Path | None:
-    if not actions:
+def _move_away(directory: Path, names: Sequence[str]) -> Path | None:
+    if not names:
         return None
     target = directory / f"dropped-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
     disk.make_folder(str(target))
-    for action in actions:
-        _say(note, action)
-        for name in action.names:
-            source = os.path.join(directory, name)
-            if os.path.lexists(source):
-                disk.rename(source, os.path.join(target, name))
+    for name in names:
+        source = os.path.join(directory, name)
+        if os.path.lexists(source):
+            disk.rename(source, os.path.join(target, name))
     disk.sync_folder(str(target))
     disk.sync_folder(str(directory))
     return target
 
 
-def _create_empty(directory: Path, actions: Sequence[Action], note: Callable[[str], None] | None) -> None:
+def _create_empty(directory: Path, actions: Sequence[Action]) -> None:
     token = secrets.token_hex(8)
     head = actions[0]
     if head.data_kind is None:
@@ -365,11 +349,9 @@ def _create_empty(directory: Path, actions: Sequence[Action], note: Callable[[st
     committer = Committer(str(directory), token, head.data_kind, head.dtype, "", {})
     descriptors = Descriptors()
     prefix = os.path.join(directory, f"{TEMPORARY_PREFIX}{token}-")
-    parts = []
+    make = PART_CLASSES[head.data_kind]
+    parts = [make(action.shard or 0, 0, False, prefix, descriptors) for action in actions]
     try:
-        for action in actions:
-            _say(note, action)
-            parts.append(PART_CLASSES[head.data_kind](action.shard or 0, 0, False, prefix, descriptors))
         _, failures = committer.commit(parts)
     finally:
         descriptors.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,14 +17,22 @@ from guideloom._storage import disk
 from guideloom._storage.agree import check_kind
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.commit import Committer, gather_manifest
-from guideloom._storage.local import LocalFolder, drive
+from guideloom._storage.local import LocalFolder, drive, read_up_to
+from guideloom._storage.meter import Meter, Progress
 from guideloom._storage.names import MANIFEST, RECORD_LIMIT_BYTES, TEMPORARY_PREFIX, parse_record_name
 from guideloom._storage.opening import open_catalog
-from guideloom._storage.part import DocumentPart, OpenPart, SpanPart
+from guideloom._storage.part import PART_CLASSES, DocumentPart, OpenPart, SpanPart
 from guideloom._storage.partfile import Descriptors
-from guideloom._storage.published import SPAN_NUMBER, is_published_name
+from guideloom._storage.published import (
+    ELEMENTS,
+    OFFSETS,
+    PAYLOAD,
+    SPAN_NUMBER,
+    is_published_name,
+    published_kind,
+    published_shards,
+)
 from guideloom._storage.record import CommitRecord, decode_record
-from guideloom._storage.repair import PART_CLASSES
 
 CHUNK_BYTES = 4 << 20
 
@@ -62,7 +70,7 @@ def upgrade(
     kind: Kind | None = None,
     dtype: np.dtype[Any] | None = None,
     format_name: str = "",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Upgraded:
     """Convert a published-1.x data set, shard by shard; each is read back and compared with its source.
 
@@ -102,10 +110,10 @@ def upgrade(
     """
     catalog = _open_old(old, kind, dtype)
     if os.path.realpath(old) == os.path.realpath(new):
-        raise ArgumentError("the new data set needs a folder of its own", path=new)
+        raise ArgumentError("OLD and NEW are one folder: give the new data set a folder of its own", path=new)
     disk.make_folder(str(new))
     committed = _committed(new, catalog)
-    meter = _Meter(2 * int(catalog.sizes.sum()), progress)
+    meter = Meter(2 * int(catalog.sizes.sum()), progress)
     token = secrets.token_hex(8)
     committer = Committer(str(new), token, catalog.kind, catalog.dtype, format_name, {})
     num_resumed = len(committed)
@@ -121,27 +129,16 @@ def upgrade(
     return Upgraded(catalog.kind, catalog.num_shards, num_resumed, catalog.total, int(catalog.sizes.sum()))
 
 
-class _Meter:
-    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
-        self._done = 0
-        self._total = total
-        self._progress = progress
-
-    def add(self, size: int) -> None:
-        self._done += size
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-
 def _open_old(old: Path, kind: Kind | None, dtype: np.dtype[Any] | None) -> Catalog:
-    names = LocalFolder(old).listing()
-    suffixes = {name.partition(".")[2].partition(".")[0] for name in names if is_published_name(name)}
-    if MANIFEST in names or any(parse_record_name(name) is not None for name in names):
+    listing = LocalFolder(old).listing()
+    if MANIFEST in listing or any(parse_record_name(name) is not None for name in listing):
         raise ArgumentError("this data set is in the current format already: nothing to upgrade", path=old)
-    if not suffixes:
-        raise ArgumentError("expected files of the published 1.x layout, found none", path=old)
-    has_elements, has_payloads = "in_band" in suffixes, "out_of_band" in suffixes
-    found: Kind = "stream_with_meta" if has_elements and has_payloads else "stream" if has_elements else "document"
+    shards = published_shards(listing)
+    if not shards:
+        raise ArgumentError(
+            "expected files of the published 1.x layout, found none: give the folder that a 1.x release wrote", path=old
+        )
+    found = published_kind(shards.values())
     if kind is not None:
         check_kind(found, kind, str(old))
     if found == "document" and dtype is not None:
@@ -164,19 +161,14 @@ def _committed(new: Path, catalog: Catalog) -> dict[int, CommitRecord]:
         numbers = parse_record_name(name)
         if numbers is None:
             if is_published_name(name):
-                raise ForeignDataError("expected an empty folder, found a published 1.x data set", path=new)
+                raise ForeignDataError(
+                    "expected an empty folder, found a published 1.x data set: give another folder", path=new
+                )
             continue
         data = local.read_file(name, RECORD_LIMIT_BYTES)
         record = decode_record(b"" if data is None else data, name, str(new))
-        if (
-            numbers[1] != 0
-            or numbers[0] >= catalog.num_shards
-            or (record.kind, record.dtype)
-            != (
-                catalog.kind,
-                catalog.dtype,
-            )
-        ):
+        is_same_data = (record.kind, record.dtype) == (catalog.kind, catalog.dtype)
+        if not is_same_data or numbers[1] != 0 or numbers[0] >= catalog.num_shards:
             raise ForeignDataError(
                 f"expected only shards 0 to {catalog.num_shards - 1} of an upgrade of this data set, found {name}: "
                 "give another folder",
@@ -208,10 +200,10 @@ class _Source:
         kind = self.catalog.kind
         try:
             if kind == "stream":
-                yield from self._copied("elements", "in_band.bin")
+                yield from self._copied("elements", ELEMENTS)
             elif kind == "document":
                 yield from self._checked_offsets()
-                yield from self._copied("payload", "out_of_band.bin")
+                yield from self._copied("payload", PAYLOAD)
             else:
                 yield from self._spans()
         finally:
@@ -234,15 +226,10 @@ class _Source:
         descriptor = self._open.get(suffix)
         if descriptor is None:
             descriptor = self._open[suffix] = os.open(self.path(suffix), os.O_RDONLY)
-        chunks = []
-        left = size
-        while left:
-            chunk = os.pread(descriptor, left, offset + size - left)
-            if not chunk:
-                raise self._corrupt(suffix, offset + size - left, f"{size} bytes from byte {offset}", f"{size - left}")
-            chunks.append(chunk)
-            left -= len(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        data = read_up_to(descriptor, offset, size)
+        if len(data) != size:
+            raise self._corrupt(suffix, offset + len(data), f"{size} bytes from byte {offset}", f"{len(data)}")
+        return data
 
     def _corrupt(self, suffix: str, offset: int, expected: str, found: object) -> CorruptDataError:
         return CorruptDataError(
@@ -263,14 +250,14 @@ class _Source:
 
     def _checked_offsets(self) -> Iterator[Piece]:
         last = 0
-        for begin, data in self._chunks("out_of_band.index", CHUNK_BYTES):
+        for begin, data in self._chunks(OFFSETS, CHUNK_BYTES):
             offsets = np.frombuffer(data, "<i8")
             if begin == 0 and offsets[0] != 0:
-                raise self._corrupt("out_of_band.index", 0, "a first offset of 0", offsets[0])
+                raise self._corrupt(OFFSETS, 0, "a first offset of 0", offsets[0])
             falls = np.flatnonzero(np.diff(offsets, prepend=last) < 0)
             if falls.size:
                 at = int(falls[0])
-                raise self._corrupt("out_of_band.index", begin + 8 * at, "an offset that does not fall", offsets[at])
+                raise self._corrupt(OFFSETS, begin + 8 * at, "an offset that does not fall", offsets[at])
             last = int(offsets[-1])
             yield "offsets", data, len(data)
 
@@ -278,9 +265,9 @@ class _Source:
         """Elements without their span numbers; and where a number is new, a row of the table and its payload."""
         dtype = self.catalog.dtype
         itemsize = SPAN_NUMBER.itemsize + (0 if dtype is None else dtype.itemsize)
-        num_entries = self._size_of("out_of_band.index") // 8 - 1
+        num_entries = self._size_of(OFFSETS) // 8 - 1
         last, payload_end = -1, 0
-        for begin, data in self._chunks("in_band.bin", max(1, CHUNK_BYTES // itemsize) * itemsize):
+        for begin, data in self._chunks(ELEMENTS, max(1, CHUNK_BYTES // itemsize) * itemsize):
             raw = np.frombuffer(data, np.uint8).reshape(-1, itemsize)
             numbers = np.ascontiguousarray(raw[:, : SPAN_NUMBER.itemsize]).view(SPAN_NUMBER).reshape(-1)
             steps = np.diff(numbers.astype(np.int64), prepend=last)
@@ -288,7 +275,7 @@ class _Source:
             if wrong.size:
                 at = int(wrong[0])
                 expected = f"span numbers that do not fall, below {num_entries}"
-                raise self._corrupt("in_band.bin", begin + itemsize * at, expected, numbers[at])
+                raise self._corrupt(ELEMENTS, begin + itemsize * at, expected, numbers[at])
             new = np.flatnonzero(steps)
             used = numbers[new].astype(np.int64)
             # Entries of the index that no element uses are left out: nothing could ever read them.
@@ -300,26 +287,26 @@ class _Source:
                 yield "spans", rows.tobytes(), 8 * run.size
                 for low in range(int(offsets[0]), int(offsets[-1]), CHUNK_BYTES):
                     size = min(CHUNK_BYTES, int(offsets[-1]) - low)
-                    yield "payload", self._read("out_of_band.bin", low, size), size
+                    yield "payload", self._read(PAYLOAD, low, size), size
                 payload_end += int(offsets[-1] - offsets[0])
             last = int(numbers[-1])
             yield "elements", np.ascontiguousarray(raw[:, SPAN_NUMBER.itemsize :]).reshape(-1).data, len(data)
 
     def _offsets(self, low: int, high: int) -> npt.NDArray[np.int64]:
         """Entries ``low`` to ``high`` of the index, checked."""
-        offsets = np.frombuffer(self._read("out_of_band.index", 8 * low, 8 * (high - low)), "<i8")
-        limit = self._size_of("out_of_band.bin")
+        offsets = np.frombuffer(self._read(OFFSETS, 8 * low, 8 * (high - low)), "<i8")
+        limit = self._size_of(PAYLOAD)
         wrong = np.flatnonzero((np.diff(offsets, prepend=0) < 0) | (offsets > limit))
         if low == 0 and offsets[0] != 0:
             wrong = np.zeros(1, np.int64)
         if wrong.size:
             at = int(wrong[0])
             expected = f"offsets from 0 that do not fall, up to {limit}"
-            raise self._corrupt("out_of_band.index", 8 * (low + at), expected, offsets[at])
+            raise self._corrupt(OFFSETS, 8 * (low + at), expected, offsets[at])
         return offsets
 
 
-def _write(source: _Source, new: Path, token: str, committer: Committer, meter: _Meter) -> CommitRecord:
+def _write(source: _Source, new: Path, token: str, committer: Committer, meter: Meter) -> CommitRecord:
     descriptors = Descriptors()
     catalog = source.catalog
     prefix = os.path.join(new, f"{TEMPORARY_PREFIX}{token}-")
@@ -339,7 +326,7 @@ def _write(source: _Source, new: Path, token: str, committer: Committer, meter: 
     return records[0]
 
 
-def _fill(part: OpenPart, source: _Source, meter: _Meter) -> int:
+def _fill(part: OpenPart, source: _Source, meter: Meter) -> int:
     if isinstance(part, DocumentPart):
         # The copied offsets have their own 0.
         part.has_start = True
@@ -356,7 +343,7 @@ def _fill(part: OpenPart, source: _Source, meter: _Meter) -> int:
     return done
 
 
-def _compare(source: _Source, new: Path, record: CommitRecord, meter: _Meter) -> None:
+def _compare(source: _Source, new: Path, record: CommitRecord, meter: Meter) -> None:
     """Read a committed shard back and compare it with its source."""
     with _Target(new, record) as target:
         done = 0
@@ -421,15 +408,7 @@ class _Target:
         self._done["spans"] += len(data)
 
     def _read(self, role: str, offset: int, size: int) -> bytes:
-        chunks = []
-        while size:
-            chunk = os.pread(self._open[role], size, offset)
-            if not chunk:
-                break
-            chunks.append(chunk)
-            offset += len(chunk)
-            size -= len(chunk)
-        return b"".join(chunks)
+        return read_up_to(self._open[role], offset, size)
 
     def _differs(self, role: str, offset: int) -> ForeignDataError:
         return ForeignDataError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,21 @@ from guideloom._storage.content import (
 from guideloom._storage.findings import Finding, Report
 from guideloom._storage.inventory import FILL_GAP, REPAIR, REPAIR_LATER, Inventory, Numbers, Row, take_inventory
 from guideloom._storage.local import LocalFolder, drive
+from guideloom._storage.meter import Meter, Progress
 from guideloom._storage.names import BLOCK_BYTES, MANIFEST, TEMPORARY_PREFIX, parse_data_name
 from guideloom._storage.opening import open_catalog
-from guideloom._storage.published import SPAN_NUMBER
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes that are done, and all bytes."""
+from guideloom._storage.published import (
+    ELEMENTS,
+    NEEDS,
+    OFFSETS,
+    PAYLOAD,
+    SPAN_NUMBER,
+    published_kind,
+    published_shards,
+)
 
 _CLEAN = "while no writer is at work, remove it with: guideloom clean"
 _COPY = "restore the file from a copy"
-_ELEMENTS, _OFFSETS, _PAYLOAD = "in_band.bin", "out_of_band.index", "out_of_band.bin"
 
 
 def verify(
@@ -192,22 +197,9 @@ def check_bytes(
     """
     rows = [row for row in rows if inventory.links.keys().isdisjoint(row.names.values())]
     total = sum(min(row.sizes[role], inventory.listing.get(row.names[role], 0)) for row in rows for role in row.names)
-    meter = _Meter(total, progress)
+    meter = Meter(total, progress)
     found = list(run_checks(_file_checks(inventory, rows), jobs, meter.add))
     return found, meter.done
-
-
-class _Meter:
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self.done = 0
-        self._total = total
-        self._progress = progress
-        self.add(0)
-
-    def add(self, size: int) -> None:
-        self.done += size
-        if self._progress is not None:
-            self._progress(self.done, self._total)
 
 
 def _file_checks(inventory: Inventory, rows: list[Row]) -> Iterator[FileCheck]:
@@ -272,25 +264,19 @@ def _note_leftovers(inventory: Inventory, current: list[Row]) -> None:
 def _verify_published(
     inventory: Inventory, quick: bool, jobs: int, progress: Progress | None, dtype: np.dtype[Any] | None
 ) -> Report:
-    shards: dict[int, dict[str, int]] = {}
-    for name in inventory.published:
-        number, _, suffix = name.partition(".")
-        shards.setdefault(int(number), {})[suffix] = inventory.listing[name]
-    suffixes = set().union(*shards.values())
-    has_elements, has_payloads = _ELEMENTS in suffixes, not suffixes.isdisjoint((_OFFSETS, _PAYLOAD))
-    needs = [*((_ELEMENTS,) if has_elements else ()), *((_OFFSETS, _PAYLOAD) if has_payloads else ())]
-    kind = "stream_with_meta" if has_elements and has_payloads else "stream" if has_elements else "document"
+    shards = published_shards(inventory.listing)
+    kind = published_kind(shards.values())
     itemsize = 0
     if dtype is not None:
         if kind == "document":
             raise ArgumentError("documents have no dtype: leave it out", path=inventory.directory)
-        itemsize = packed_little_endian(dtype).itemsize + (SPAN_NUMBER.itemsize if has_payloads else 0)
+        itemsize = packed_little_endian(dtype).itemsize + (SPAN_NUMBER.itemsize if kind == "stream_with_meta" else 0)
     checks = []
     for shard in range(max(shards) + 1 if not inventory.links else 0):
-        checks += _published_shard(inventory, shard, shards.get(shard, {}), needs, itemsize)
+        checks += _published_shard(inventory, shard, shards.get(shard, {}), NEEDS[kind], itemsize)
     bytes_checked = 0
     if not quick:
-        meter = _Meter(sum(check.size for check in checks), progress)
+        meter = Meter(sum(check.size for check in checks), progress)
         inventory.findings += run_checks(checks, jobs, meter.add)
         bytes_checked = meter.done
     return Report(
@@ -307,36 +293,36 @@ def _verify_published(
 
 
 def _published_shard(
-    inventory: Inventory, shard: int, sizes: dict[str, int], needs: list[str], itemsize: int
+    inventory: Inventory, shard: int, sizes: dict[str, int], needs: Sequence[str], itemsize: int
 ) -> list[FileCheck]:
     """Check the sizes of one shard, and return what is to be read."""
     checks: list[FileCheck] = []
     missing = [suffix for suffix in needs if suffix not in sizes]
     for suffix in missing:
         inventory.add("missing", f"{shard:07d}.{suffix}", "a file of the shard", "no such file", _COPY, at=(shard, 0))
-    elements = sizes.get(_ELEMENTS, 0)
+    elements = sizes.get(ELEMENTS, 0)
     if itemsize and elements % itemsize:
         torn = elements - elements % itemsize
         inventory.add(
             "size",
-            f"{shard:07d}.{_ELEMENTS}",
+            f"{shard:07d}.{ELEMENTS}",
             f"a multiple of {itemsize} bytes",
             f"{elements} bytes",
             f"{_COPY}, or give the dtype that it was written with",
             at=(shard, 0),
             place=(torn, elements),
         )
-    if missing or _OFFSETS not in needs:
+    if missing or OFFSETS not in needs:
         return checks
-    offsets = sizes[_OFFSETS]
-    name = f"{shard:07d}.{_OFFSETS}"
+    offsets = sizes[OFFSETS]
+    name = f"{shard:07d}.{OFFSETS}"
     if offsets == 0 or offsets % 8:
         place = (offsets - offsets % 8, offsets)
         expected = "a multiple of 8 bytes, at least 8"
         inventory.add("size", name, expected, f"{offsets} bytes", _COPY, at=(shard, 0), place=place)
         return checks
     last = int(np.frombuffer(LocalFolder(inventory.directory).read_range(name, offsets - 8, 8), "<i8")[0])
-    payload = sizes[_PAYLOAD]
+    payload = sizes[PAYLOAD]
     if last != payload:
         place = (offsets - 8, offsets)
         expected = f"last offset {payload}, the payload file's size"
@@ -346,6 +332,6 @@ def _published_shard(
         step = max(1, BLOCK_BYTES // itemsize) * itemsize
         structure = numbers_structure(itemsize, offsets // 8 - 1)
         whole = elements - elements % itemsize
-        path = inventory.path(f"{shard:07d}.{_ELEMENTS}")
+        path = inventory.path(f"{shard:07d}.{ELEMENTS}")
         checks.append(FileCheck(path, shard, 0, whole, None, structure, step, "spans"))
     return checks
