@@ -14,7 +14,7 @@ from guideloom._base.protocols import (
     DocumentStorageFormat,
     DocumentStorageSyncReaderAbstract,
 )
-from guideloom._dataset.indexing import integer
+from guideloom._dataset.indexing import item_index
 from guideloom._dataset.opened import AsyncOpened, FilesT, Opened, SyncOpened
 from guideloom._read.documents import DocumentOperations
 from guideloom._read.fileset import FileSet
@@ -44,11 +44,7 @@ class _DocumentOpened(Opened[DocumentOperations, FilesT]):
             if bad.size:
                 raise OutOfRangeError(f"document index {bad[0]} is outside [0, {total})", path=self._directory)
             return np.ascontiguousarray(indexes, np.int64)
-        numbers = [integer(index, "document index") for index in indexes]
-        for number in numbers:
-            if not 0 <= number < total:
-                raise OutOfRangeError(f"document index {number} is outside [0, {total})", path=self._directory)
-        return np.array(numbers, np.int64)
+        return np.array([item_index(index, total, "document", self._directory) for index in indexes], np.int64)
 
 
 class DocumentSyncReader(_DocumentOpened[FileSet], SyncOpened[DocumentOperations], DocumentStorageSyncReaderAbstract):
@@ -57,13 +53,11 @@ class DocumentSyncReader(_DocumentOpened[FileSet], SyncOpened[DocumentOperations
     def read(self, global_index: int) -> Any:
         """Read one document; ``IndexError`` out of range."""
         operations, files = self.opened
-        index, total = integer(global_index, "document index"), operations.catalog.total
-        if not 0 <= index < total:
-            raise OutOfRangeError(f"document index {index} is outside [0, {total})", path=self._directory)
+        index = item_index(global_index, operations.catalog.total, "document", self._directory)
         place = operations.place_one(index)
         if place is None:
             return run(self._read_many(operations, [index]), files)[0]
-        # Arrays for a plan of one document would take longer than its reading.
+        # Without a plan: to make its arrays would take longer than to read the document.
         segment, file, begin, size = place
         buffer = np.empty(size, np.uint8)
         if size:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import operator
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._base.errors import ArgumentError, OutOfRangeError
+from guideloom._base.checks import as_int
+from guideloom._base.errors import OutOfRangeError
 
 
-def integer(value: Any, name: str) -> int:
-    """Return ``value`` as a Python int; NumPy integers will do, floats and bools will not."""
-    if isinstance(value, bool | np.bool_):
-        raise ArgumentError(f"expected an integer as {name}, found the bool {value}")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ArgumentError(f"expected an integer as {name}, found {type(value).__name__} {value!r}") from None
+def item_index(index: Any, size: int, what: str, path: PurePath | None = None) -> int:
+    """Return an index into ``size`` items as an ``int``; a negative one is not counted from the end.
 
-
-def item_index(index: Any, size: int, what: str) -> int:
-    """Check an index into ``size`` items; negative ones are errors, not counted from the end."""
-    number = integer(index, f"{what} index")
+    Raises
+    ------
+    ArgumentError
+        ``index`` is no integer.
+    OutOfRangeError
+        It is outside ``[0, size)``; the message names ``what`` is counted and the ``path``.
+    """
+    number = as_int(index, f"{what} index")
     if not 0 <= number < size:
-        raise OutOfRangeError(f"{what} index {number} is outside [0, {size})")
+        raise OutOfRangeError(f"{what} index {number} is outside [0, {size})", path=path)
     return number
 
 

@@ -24,9 +24,8 @@ Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 class BatchSource(ABC):
     """Batched access to an open data set.
 
-    Every method may be called from several threads at once. ``prepare`` does no I/O. A *prepared* object is
-    immutable and
-    serves any number of ``samples`` and ``arrays`` calls over ranges ``[lo, hi)`` of the indexes it was made for.
+    Every method may be called from several threads at once. ``prepare`` does no I/O. A *prepared* object serves any
+    number of ``samples`` and ``arrays`` calls over ranges ``[lo, hi)`` of the indexes that it was made for.
     """
 
     @property

@@ -6,9 +6,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from guideloom._base.checks import as_int
 from guideloom._base.errors import ArgumentError, OutOfRangeError
 from guideloom._base.protocols import StreamStorageAsyncReaderAbstract, StreamStorageSyncReaderAbstract
-from guideloom._dataset.indexing import integer
+from guideloom._dataset.indexing import item_index
 from guideloom._dataset.opened import AsyncOpened, FilesT, Opened, SyncOpened
 from guideloom._read.fileset import FileSet
 from guideloom._read.operations import AsyncFiles, Operation, run, run_async
@@ -31,10 +32,8 @@ class _StreamOpened(Opened[Operations, FilesT]):
         return make(catalog, self._format)  # type: ignore[no-any-return]
 
     def _read(self, operations: Any, global_index: int, global_length: int) -> Operation[Any]:
-        total = operations.catalog.total
-        index, length = integer(global_index, "global_index"), integer(global_length, "global_length")
-        if not 0 <= index < total:
-            raise OutOfRangeError(f"global index {index} is outside [0, {total})", path=self._directory)
+        index = item_index(global_index, operations.catalog.total, "global", self._directory)
+        length = as_int(global_length, "global_length")
         if length < 0:
             raise OutOfRangeError(f"a window's length must be at least 0, got {length}", path=self._directory)
         self._require_room(operations.catalog, length)
@@ -43,7 +42,7 @@ class _StreamOpened(Opened[Operations, FilesT]):
         return samples[0]
 
     def _require_room(self, catalog: Catalog, length: int) -> None:
-        """Refuse at once what no memory can hold: planning it would take long, and without the interpreter lock."""
+        """Refuse at once a window that no memory can hold: to plan it would take long, and Ctrl-C could not stop it."""
         laps = length // catalog.total + 2
         row_bytes = 0 if catalog.dtype is None else catalog.dtype.itemsize
         needed_bytes = max(length * row_bytes, laps * int(np.count_nonzero(catalog.count)) * BYTES_PER_RUN)

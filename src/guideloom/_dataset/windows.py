@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from guideloom._base.checks import as_int
 from guideloom._base.errors import ArgumentError, NotOpenError
 from guideloom._base.protocols import (
     DatasetAbstract,
@@ -17,7 +18,7 @@ from guideloom._base.protocols import (
     StreamStorageAsyncReaderAbstract,
     StreamStorageSyncReaderAbstract,
 )
-from guideloom._dataset.indexing import integer, item_index, slice_indexes
+from guideloom._dataset.indexing import item_index, slice_indexes
 from guideloom._dataset.source import BatchSource, Empty, ItemwiseSource
 from guideloom._dataset.stream_readers import Operations, StreamAsyncReader, StreamSyncReader
 from guideloom._dataset.views import AsyncView, SyncView
@@ -64,8 +65,8 @@ class StreamDataset(DatasetAbstract):
         dtype: WantedDtype = None,
     ) -> None:
         self.storage = storage
-        self.sequence_length = integer(sequence_length, "sequence_length")
-        self.overlap = integer(overlap, "overlap")
+        self.sequence_length = as_int(sequence_length, "sequence_length")
+        self.overlap = as_int(overlap, "overlap")
         if self.sequence_length < 1:
             raise ArgumentError(f"sequence_length must be at least 1, got {self.sequence_length}")
         if self.overlap < 0:
@@ -239,7 +240,7 @@ class WindowSource(BatchSource):
         straight = self._straight
         if straight is None:
             return run(self._operations.arrays(prepared, lo, hi, empty, asked), self._files)
-        # The same in fewer steps: a small batch takes 30 us, of which an operation's machinery would be a tenth.
+        # The same without an operation, whose machinery would be a tenth of the 30 us of a small batch.
         out = empty((hi - lo, prepared.length, *straight.shape), straight.dtype)
         self._files.gather(
             prepared.file, prepared.src, prepared.dst, prepared.nbytes, prepared.bounds[lo], prepared.bounds[hi],

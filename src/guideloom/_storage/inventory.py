@@ -26,6 +26,7 @@ from guideloom._storage.names import (
     parse_record_name,
     record_name,
 )
+from guideloom._storage.parts import gaps
 from guideloom._storage.published import is_published_name
 from guideloom._storage.record import CommitRecord, decode_record
 
@@ -88,8 +89,6 @@ class Inventory:
         Records that cannot, or that belong to another data set.
     not_ours : set of (shard, part)
         Those among them that may be good: of a newer version, of another data set, or unreadable just now.
-    manifest : Manifest or None
-        None when there is none, or it is damaged.
     manifest_state : {"absent", "damaged", "disagrees", "good"}
     published : list of str
         Files of the published 1.x layout.
@@ -103,7 +102,6 @@ class Inventory:
     rows: dict[Numbers, Row] = field(default_factory=dict)
     damaged: set[Numbers] = field(default_factory=set)
     not_ours: set[Numbers] = field(default_factory=set)
-    manifest: Manifest | None = None
     manifest_state: Literal["absent", "damaged", "disagrees", "good"] = "absent"
     published: list[str] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
@@ -195,7 +193,7 @@ def take_inventory(directory: Path) -> Inventory:
 
 
 def _settled_listing(local: LocalFolder) -> dict[str, int]:
-    """Listing of a moment: one that was made while a writer committed may have a record, and not its data files."""
+    """List until no record is new: a listing made while a writer commits may have a record and not its data files."""
     listing = local.listing()
     for _ in range(_MOST_LISTINGS):
         earlier, listing = listing, local.listing()
@@ -294,7 +292,7 @@ def _read_manifest(inventory: Inventory) -> None:
         data = LocalFolder(inventory.directory).read_file(MANIFEST, MANIFEST_LIMIT_BYTES)
         if data is None:
             return
-        inventory.manifest = decode_manifest(data, str(inventory.directory))
+        manifest = decode_manifest(data, str(inventory.directory))
     except NewerVersionError as error:
         inventory.manifest_state = "damaged"
         inventory.add("manifest", MANIFEST, "a version this GuideLoom reads", error.message, "upgrade guideloom")
@@ -306,7 +304,7 @@ def _read_manifest(inventory: Inventory) -> None:
         inventory.add("manifest", MANIFEST, "a manifest that can be trusted", text, REGATHER, place=place)
         return
     before = len(inventory.findings)
-    _compare(inventory, inventory.manifest)
+    _compare(inventory, manifest)
     inventory.manifest_state = "good" if len(inventory.findings) == before else "disagrees"
 
 
@@ -422,16 +420,6 @@ def _check_holes(inventory: Inventory) -> None:
                 )
                 break
             expected = part + 1
-
-
-def gaps(shards: list[int]) -> list[tuple[int, int]]:
-    """Half-open ranges of the shard numbers that are missing before each of those given, which rise."""
-    found, expected = [], 0
-    for shard in shards:
-        if shard != expected:
-            found.append((expected, shard))
-        expected = shard + 1
-    return found
 
 
 def data_names_of(listing: Mapping[str, int]) -> dict[Numbers, list[str]]:

@@ -148,20 +148,28 @@ def check_no_holes(present: Int64s, folder: str = "") -> None:
     MissingShardError
         It names the first missing shards.
     """
-    if int(present[-1]) == present.size - 1:
+    last = int(present[-1])
+    if last == present.size - 1:
         return
-    num_missing = int(present[-1]) + 1 - present.size
-    ends = np.flatnonzero(np.diff(present, prepend=-1) > 1)
-    # From one past the shard before each gap, up to the shard behind it.
-    gaps = [(int(present[end - 1]) + 1 if end else 0, int(present[end])) for end in ends[:5].tolist()]
-    listed = ", ".join(str(low) if high - low == 1 else f"{low} to {high - 1}" for low, high in gaps)
+    missing = gaps(present.tolist())
+    listed = ", ".join(str(low) if high - low == 1 else f"{low} to {high - 1}" for low, high in missing[:5])
     raise MissingShardError(
-        f"shards must be numbered 0 to {int(present[-1])} without holes, but {num_missing} are missing: {listed}"
-        f"{' ...' if ends.size > 5 else ''}. Is a writer still at work, or files not copied? "
+        f"shards must be numbered 0 to {last} without holes, but {last + 1 - present.size} are missing: {listed}"
+        f"{' ...' if len(missing) > 5 else ''}. Is a writer still at work, or files not copied? "
         "Shards that are meant to be empty are committed with writer.create(shard)",
         path=folder or None,
-        shard=gaps[0][0],
+        shard=missing[0][0],
     )
+
+
+def gaps(numbers: list[int]) -> list[tuple[int, int]]:
+    """Return half-open ranges of what is missing from 0 to the last of the numbers, which rise."""
+    found, expected = [], 0
+    for number in numbers:
+        if number != expected:
+            found.append((expected, number))
+        expected = number + 1
+    return found
 
 
 def parts_from_records(records: Sequence[CommitRecord], folder: str = "") -> Parts:
@@ -213,10 +221,9 @@ def raise_disagree(
 ) -> NoReturn:
     """Raise that two records of one folder belong to different data sets."""
     raise CorruptDataError(
-        f"the parts of a data set must agree in kind and dtype, but {name} is a {kind} of {describe_dtype(dtype)}, "
-        "and this "
-        f"one a {other_kind} of {describe_dtype(other_dtype)}: two data sets were written into one folder; move one "
-        "of them",
+        f"the parts of a data set must agree in kind and dtype, but {name} is a {kind} of {describe_dtype(dtype)}, and "
+        f"this one a {other_kind} of {describe_dtype(other_dtype)}: two data sets were written into one folder; move "
+        "one of them",
         path=join_path(folder, other_name),
     )
 

@@ -20,12 +20,13 @@ from guideloom._storage import disk
 from guideloom._storage.catalog import Kind
 from guideloom._storage.commit import Committer, gather_manifest
 from guideloom._storage.content import OPENABLE, num_jobs
-from guideloom._storage.inventory import Inventory, Numbers, Row, data_names_of, gaps, take_inventory
+from guideloom._storage.inventory import Inventory, Numbers, Row, data_names_of, take_inventory
 from guideloom._storage.local import FOLLOW_LINKS
 from guideloom._storage.meter import Progress
 from guideloom._storage.names import MANIFEST, TEMPORARY_PREFIX, parse_data_name, parse_record_name, record_name
 from guideloom._storage.part import PART_CLASSES
 from guideloom._storage.partfile import Descriptors
+from guideloom._storage.parts import gaps
 from guideloom._storage.verify import check_bytes, check_sizes
 
 
@@ -103,7 +104,7 @@ def plan_repair(
                 path=directory,
             )
         if MANIFEST not in inventory.listing:
-            raise DataSetNotFoundError("no commit record: nothing to repair from", path=directory)
+            raise DataSetNotFoundError("no commit record, so nothing to repair from: correct the path", path=directory)
     if inventory.links:
         return [_refuse_links(inventory)]
     if inventory.not_ours:
@@ -379,7 +380,7 @@ def rebuild_manifest(directory: Path) -> tuple[int, list[str]]:
     """
     inventory = take_inventory(directory)
     if not (inventory.rows or inventory.damaged):
-        raise DataSetNotFoundError("no commit record: there is nothing to gather", path=directory)
+        raise DataSetNotFoundError("no commit record, so nothing to gather: correct the path", path=directory)
     gather_manifest(str(directory), secrets.token_hex(8), None)
     missing = [Path(finding.path).name for finding in inventory.findings if finding.what == "missing"]
     return len(inventory.rows), [name for name in missing if parse_record_name(name) is not None]
