@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from itertools import islice
@@ -270,3 +271,30 @@ def test_the_end_is_the_end_for_all_who_wait_for_it() -> None:
         with pytest.raises(StopIteration):
             next(iterator)
         assert told
+
+
+@pytest.mark.filterwarnings("ignore:prefetch:UserWarning")
+@pytest.mark.parametrize("way", [*WAYS, {"num_workers": 2, "local_batch_size": 4}], ids=str)
+def test_threads_that_share_an_iterator_get_each_batch_once(way: dict[str, Any]) -> None:
+    together = threading.Barrier(4)
+    taken: list[int] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with make_items(400, **way) as loader:
+            iterator = iter(loader)
+
+            def take_all() -> None:
+                together.wait()
+                for batch in iterator:
+                    taken.extend(batch)
+
+            threads = [threading.Thread(target=take_all) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(taken) == list(range(400))
+            assert loader.state_dict()["epoch"] == 1
+    finally:
+        sys.setswitchinterval(interval)

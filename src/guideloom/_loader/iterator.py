@@ -22,7 +22,10 @@ CLOSE_TIMEOUT_S = 0.9
 
 
 class LoaderIterator(Iterator[Any]):
-    """The rest of one epoch; a context manager that closes itself."""
+    """The rest of one epoch; a context manager that closes itself.
+
+    Threads may share it: each batch goes to one of them.
+    """
 
     def __init__(
         self,
@@ -40,6 +43,8 @@ class LoaderIterator(Iterator[Any]):
         self._global_batch_size = partition.global_batch_size
         self._size = partition.size
         self._forks = FORKS.count
+        # Re-entrant, so that a signal handler that asks for a batch does not wait for the batch that it interrupted.
+        self._lock = threading.RLock()
         self._closed = False
         self._exhausted = False
 
@@ -52,6 +57,13 @@ class LoaderIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        if self._forks != FORKS.count:
+            # A thread that the fork left behind may hold the lock.
+            return self._following()
+        with self._lock:
+            return self._following()
+
+    def _following(self) -> Any:
         if self._closed:
             if self._exhausted:
                 raise StopIteration
