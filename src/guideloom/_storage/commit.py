@@ -177,7 +177,10 @@ class Committer:
         return path
 
     def _discard(self, part: OpenPart) -> None:
-        """Remove a part's files, but none that a committed record names or yet may: an equal part has equal names."""
+        """Remove a part's files, except those that a record of another writer names, or may come to name.
+
+        Two parts of the same content have files of the same names.
+        """
         try:
             named = self._named_by_winner(part)
             for file in part.files.values():
@@ -185,7 +188,7 @@ class Committer:
                 if name.startswith(TEMPORARY_PREFIX) or (named is not None and name not in named):
                     file.remove()
         except OSError:
-            # The disk is failing: what stays is a leftover, and the error to report is the one that brought us here.
+            # The disk is failing. What stays is a leftover; the error to report is the one that led here.
             return
 
     def _named_by_winner(self, part: OpenPart) -> set[str] | None:
@@ -213,7 +216,9 @@ def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threa
 
     if threads == 1 or len(parts) < 4:
         return list(map(attempt, parts))
-    gate = threading.Condition()
+    # Entered as a lock, not as a condition, whose own code an interrupt could end with the lock held.
+    gate = threading.Lock()
+    ended = threading.Condition(gate)
     running = 0
     stopped = False
 
@@ -228,7 +233,7 @@ def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threa
         finally:
             with gate:
                 running -= 1
-                gate.notify_all()
+                ended.notify_all()
 
     with ThreadPoolExecutor(threads, thread_name_prefix="guideloom-sync") as pool:
         try:
@@ -237,12 +242,12 @@ def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threa
             # The pool waits for its threads, but not for one whose start was interrupted.
             with gate:
                 stopped = True
-                gate.wait_for(lambda: running == 0)
+                ended.wait_for(lambda: running == 0)
             raise
 
 
 def say_what_is_committed(error: BaseException, committed: Iterable[int], others: Iterable[int]) -> None:
-    """Add to an error which shards are committed: who appended these again would have them twice."""
+    """Note on an error which shards are committed: appended again, their data would be there twice."""
     for words, shards in (("committed", sorted(committed)), ("not committed", sorted(others))):
         if shards:
             listed = ", ".join(map(str, shards[:20])) + (f", ... ({len(shards)} in all)" if len(shards) > 20 else "")
@@ -311,7 +316,7 @@ def _committed(local: LocalFolder, folder: str, records: frozenset[str], known: 
 
 def withdraw_manifest(folder: str) -> None:
     """Remove the manifest, and those that are being gathered, which could not know of what is committed next."""
-    # In this order: one that gets its name meanwhile is removed under it.
+    # In this order: a manifest that gets its final name in between is removed under that name.
     for name in os.listdir(folder):
         if name.startswith(TEMPORARY_PREFIX) and name.endswith(MANIFEST_IN_PROGRESS):
             disk.unlink(os.path.join(folder, name))

@@ -17,6 +17,7 @@ from guideloom._storage.names import FORMAT_VERSION, KINDS, MANIFEST, MAX_NUMBER
 from guideloom._storage.parts import Int64s, Parts
 from guideloom._storage.record import join_path, parse_dtype, seal, unseal
 
+_REGATHER = "the manifest repeats what the commit records say: gather it anew with: guideloom manifest"
 _COLUMNS = ("shard", "part", "replaces", "count", "spans", "stride", "payload")
 _KEYS = frozenset(
     (*_COLUMNS, "guideloom", "kind", "dtype", "tag", "record", "digest", "format", "metadata", "pending", "checksum")
@@ -99,23 +100,16 @@ class _Reader:
         self._path = path
 
     def damaged(self, message: str) -> DamagedRecordError:
-        return DamagedRecordError(
-            message,
-            remedy="the manifest repeats what the commit records say: gather it anew with: guideloom manifest",
-            path=self._path,
-        )
+        return DamagedRecordError(message, remedy=_REGATHER, path=self._path)
 
     def read(self, data: bytes) -> Manifest:
-        try:
-            value = unseal(data, self._path)
-        except DamagedRecordError as error:
-            raise self.damaged(error.fault) from None
+        value = unseal(data, self._path, _REGATHER)
         if set(value) != _KEYS:
             raise self.damaged(f"expected the keys {sorted(_KEYS)}, found {sorted(value)!r:.400}")
         if value["kind"] not in KINDS:
             raise self.damaged(f"'kind': expected one of {', '.join(KINDS)}, found {value['kind']!r:.80}")
         kind = cast(Kind, value["kind"])
-        dtype = parse_dtype(kind, value["dtype"], self._path)
+        dtype = parse_dtype(kind, value["dtype"], self._path, _REGATHER)
         itemsize = 1 if dtype is None else dtype.itemsize
         shard = self.column(value, "shard", None, MAX_NUMBER)
         num_parts = shard.size

@@ -96,10 +96,10 @@ class DocumentPart(OpenPart):
     sizes : array of int64
         Of the documents whose offsets are not yet written.
     room : int
-        Bytes of documents and their offsets that the buffers may still take; 0 when all is written out, for whoever
-        appends next to set.
+        Bytes of documents and their offsets that the buffers may still take. A flush sets it to 0, and the next append
+        then finds out how much it is.
     has_start : bool
-        Whether the file of offsets begins already with the 0 of the first document.
+        Whether the file of offsets already begins with 0, the offset of the first document.
     """
 
     def __init__(self, shard: int, part: int, replaces: bool, prefix: str, descriptors: Descriptors) -> None:

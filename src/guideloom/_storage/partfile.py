@@ -17,8 +17,8 @@ from guideloom._storage.record import FileEntry
 
 MAX_OPEN_FILES = 32
 _KEPT_BUFFER_BYTES = 1 << 20
-# The device writes while the next records are packed. Pieces of this size, so that files written in turn do not
-# end up in crumbs.
+# The device writes while the next records are packed, in pieces of this size: smaller ones would leave files that are
+# written in turn in many fragments on disk.
 _START_BYTES = 4 << 20
 
 
@@ -45,7 +45,7 @@ class Descriptors:
             try:
                 disk.close(descriptor, oldest)
             except OSError as error:
-                # Its data are lost, not those that are about to be written: whoever uses that file next is told.
+                # It is the data of that file which may be lost, not those to be written now: its next use raises this.
                 self._failed[oldest] = error
         descriptor = disk.reopen(path) if exists else disk.create(path)
         self._open[path] = descriptor
@@ -100,7 +100,7 @@ class PartFile:
 
     def __init__(self, path: str, descriptors: Descriptors) -> None:
         self.path = path
-        # It keeps its memory from flush to flush; a bytearray grows anew each time, and copies all of it at each step.
+        # A BytesIO keeps its memory from flush to flush. A bytearray would grow anew, and copy its content as it grows.
         self.buffer = BytesIO()
         self.flushed = 0
         self.sums = array("Q")

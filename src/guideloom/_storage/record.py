@@ -30,6 +30,7 @@ from guideloom._storage.names import (
     record_name,
 )
 
+_RESTORE = "restore the file from a copy, or have guideloom repair say what can be kept"
 _TAIL_HEAD = b',"checksum":"'
 _TAIL_END = b'"}\n'
 _TAIL_BYTES = len(_TAIL_HEAD) + 16 + len(_TAIL_END)
@@ -111,8 +112,8 @@ def seal(value: Mapping[str, Any]) -> tuple[bytes, str]:
     return body + _TAIL_HEAD + checksum.encode("ascii") + _TAIL_END, checksum
 
 
-def unseal(data: bytes, path: str) -> dict[str, Any]:
-    """Parse what :func:`seal` gives, from a source that is not trusted.
+def unseal(data: bytes, path: str, remedy: str = _RESTORE) -> dict[str, Any]:
+    """Parse what :func:`seal` gives, from a source that is not trusted; errors end in ``remedy``.
 
     Raises
     ------
@@ -126,15 +127,17 @@ def unseal(data: bytes, path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DamagedRecordError(
             f"expected a JSON object, found {len(data)} bytes that are none ({error})",
-            remedy="restore the file from a copy",
+            remedy=remedy,
             path=path,
         ) from None
     if not isinstance(value, dict):
-        raise DamagedRecordError(f"expected a JSON object, found {type(value).__name__}", path=path)
+        raise DamagedRecordError(f"expected a JSON object, found {type(value).__name__}", remedy=remedy, path=path)
     version = value.get("guideloom")
     if type(version) is not int or version < FORMAT_VERSION:
         raise DamagedRecordError(
-            f"expected format version {FORMAT_VERSION} (key 'guideloom'), found {version!r:.80}", path=path
+            f"expected format version {FORMAT_VERSION} (key 'guideloom'), found {version!r:.80}",
+            remedy=remedy,
+            path=path,
         )
     if version > FORMAT_VERSION:
         raise NewerVersionError(
@@ -147,7 +150,7 @@ def unseal(data: bytes, path: str) -> dict[str, Any]:
     if tail != expected:
         raise DamagedRecordError(
             f"the checksum does not hold: expected the file to end in {expected!r}, found {tail!r}",
-            remedy="restore it from a copy",
+            remedy=remedy,
             path=path,
         )
     return value
@@ -191,7 +194,7 @@ def encode_record(record: CommitRecord) -> tuple[bytes, str]:
             }
         )
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"the metadata must be a JSON object: {error}", shard=record.shard) from error
+        raise ArgumentError(f"metadata must be a JSON object: {error}", shard=record.shard) from error
     if len(data) > RECORD_LIMIT_BYTES:
         raise ArgumentError(
             f"a commit record of {len(data)} bytes: at most {RECORD_LIMIT_BYTES} are allowed; use more shards",
@@ -220,14 +223,16 @@ def decode_record(data: bytes, name: str, folder: str = "") -> CommitRecord:
     path = join_path(folder, name)
     numbers = parse_record_name(name)
     if numbers is None:
-        raise ForeignDataError("the file's name is not that of a commit record", path=path)
+        raise ForeignDataError(f"expected the name of a commit record, such as {record_name(0, 0)}", path=path)
     if len(data) > RECORD_LIMIT_BYTES:
-        raise DamagedRecordError(f"{len(data)} bytes: a commit record has at most {RECORD_LIMIT_BYTES}", path=path)
+        raise DamagedRecordError(
+            f"expected at most {RECORD_LIMIT_BYTES} bytes, found {len(data)}", remedy=_RESTORE, path=path
+        )
     return _Fields(unseal(data, path), path).record(*numbers)
 
 
 def join_path(folder: str, name: str) -> str:
-    """Path for messages."""
+    """Return the path of a file of the data set, for messages."""
     return f"{folder}/{name}" if folder else name
 
 
@@ -240,7 +245,9 @@ class _Fields:
 
     def damaged(self, key: str, expected: str) -> DamagedRecordError:
         found = repr(self._value.get(key))
-        return DamagedRecordError(f"{key!r}: expected {expected}, found {found[:120]}", path=self._path)
+        return DamagedRecordError(
+            f"{key!r}: expected {expected}, found {found[:120]}", remedy=_RESTORE, path=self._path
+        )
 
     def integer(self, key: str, low: int, high: int) -> int:
         value = self._value[key]
@@ -252,7 +259,9 @@ class _Fields:
         found = set(self._value)
         if found != keys:
             missing, unknown = sorted(keys - found), sorted(found - keys)
-            raise DamagedRecordError(f"{what}: keys missing {missing}, unknown {unknown!r:.200}", path=self._path)
+            raise DamagedRecordError(
+                f"{what}: keys missing {missing}, unknown {unknown!r:.200}", remedy=_RESTORE, path=self._path
+            )
 
     def record(self, shard: int, part: int) -> CommitRecord:
         value = self._value
@@ -328,24 +337,28 @@ class _Fields:
                 raise DamagedRecordError(
                     f"the size of the {role} file: expected {size} by the counts, found {found['size']} "
                     f"(count {record.count}, spans {record.spans}, dtype {describe_dtype(record.dtype)})",
+                    remedy=_RESTORE,
                     path=self._path,
                     shard=record.shard,
                 )
             if found["name"] != record.data_name(role):
                 raise DamagedRecordError(
                     f"the name of the {role} file: expected {record.data_name(role)!r}, found {found['name']!r:.120}",
+                    remedy=_RESTORE,
                     path=self._path,
                     shard=record.shard,
                 )
 
 
-def parse_dtype(kind: Kind, descr: Any, path: str) -> np.dtype[Any] | None:
-    """Parse the ``dtype`` of a record or manifest; None exactly for documents."""
+def parse_dtype(kind: Kind, descr: Any, path: str, remedy: str = _RESTORE) -> np.dtype[Any] | None:
+    """Parse the ``dtype`` of a record or manifest; None exactly for documents. Errors end in ``remedy``."""
     if kind == "document":
         if descr is not None:
-            raise DamagedRecordError(f"'dtype': expected null for documents, found {descr!r:.120}", path=path)
+            raise DamagedRecordError(
+                f"'dtype': expected null for documents, found {descr!r:.120}", remedy=remedy, path=path
+            )
         return None
     try:
         return dtype_from_descr(descr)
     except ArgumentError as error:
-        raise DamagedRecordError(f"'dtype': {error.message}", path=path) from None
+        raise DamagedRecordError(f"'dtype': {error.message}", remedy=remedy, path=path) from None

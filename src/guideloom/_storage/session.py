@@ -53,8 +53,8 @@ _OPEN: weakref.WeakSet[WriterSession[Any]] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    # Parts that were begun belong to the parent, whose file a child would write into. Without them each append of the
-    # child begins one, and is refused there: nothing need be asked in the appends that go on.
+    # A child that added to a part which its parent began would write into the parent's file. Without parts, each append
+    # of the child has to begin one, and is refused there; the appends that begin none need no check of their own.
     for writer in list(_OPEN):
         writer._forget_parts()
 
@@ -132,7 +132,7 @@ class WriterSession(Generic[PartT]):
         """
         if self._is_open:
             raise InUseError("this writer is open already: close it first", path=self._folder)
-        # The folder that is meant now, wherever the program stands when its files are made and committed.
+        # Absolute, since the program may change its working directory before the files are made and committed.
         self._folder = os.fspath(Path(self._folder).absolute())
         local = LocalFolder(Path(self._folder))
         try:
