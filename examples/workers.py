@@ -37,7 +37,7 @@ def main(directory: Path | None = None) -> None:
 
         with make_loader(storage) as loader:
             alone = list(loader)
-        # Processes are started by iter, for each epoch anew; prefetch is the number of batches under way.
+        # The first iter starts the processes, close ends them; prefetch is the number of batches under way.
         with make_loader(storage, parallel_method="process", num_workers=2, prefetch=4) as loader:
             together = list(loader)
         assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(alone, together, strict=True))

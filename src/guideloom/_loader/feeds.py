@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,8 @@ from guideloom._loader.pipeline import ThreadFeed
 from guideloom._loader.processes import ProcessFeed
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import ArrayWork, CollateFn, CopyingWork, Feed, SampleWork, Schedule, SerialFeed, Work
+from guideloom._loader.worker_body import Job
+from guideloom._loader.workers import PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,11 @@ def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing:
     enter_thread = _nothing if pinner is None else pinner.enter_thread
     if options.num_workers and options.parallel_method == "process":
         received = _received(options.collate_fn, pinner, options.copy_ahead)
+        # An iterator that was dropped a moment ago is about to give its workers back.
+        opened.feeds.join(monotonic() + PATIENCE_S)
         return ProcessFeed(
-            options.dataset,
-            opened.source.snapshot,
-            options.collate_fn,
+            opened.workers,
+            Job(options.dataset, opened.source.snapshot, options.collate_fn),
             schedule,
             options.num_workers,
             options.prefetch,

@@ -15,6 +15,7 @@ from guideloom._base.protocols import DatasetSyncReaderAbstract
 from guideloom._dataset.source import BatchSource
 from guideloom._loader.state import Position
 from guideloom._loader.work import EndOfEpoch, Feed
+from guideloom._loader.workers import Workers
 from guideloom._plan.partition import Partition
 
 CLOSE_TIMEOUT_S = 0.9
@@ -122,7 +123,11 @@ class LoaderIterator(Iterator[Any]):
 
 
 class Opened:
-    """An open reader, closed when the loader and the last thread that may read are done with it."""
+    """An open reader, closed when the loader and the last thread that may read are done with it.
+
+    Worker processes, which have readers of their own, stay from one epoch to the next, until ``end_workers`` or until
+    this object is dropped.
+    """
 
     source: BatchSource
     partition: Partition
@@ -130,6 +135,7 @@ class Opened:
     def __init__(self, reader: DatasetSyncReaderAbstract) -> None:
         self.reader = reader
         self.feeds: Feeds = Feeds()
+        self.workers = Workers()
         self._users = 1
         self._lock = threading.Lock()
 
@@ -147,9 +153,23 @@ class Opened:
         if last:
             self.reader.close()
 
+    def end_workers(self) -> None:
+        """Tell worker processes to end, now or when their feed is done with them, without waiting."""
+        self.workers.close()
+
     def join(self, deadline: float) -> None:
-        """Stop all feeds, and wait for them until ``deadline``, a time of ``monotonic``."""
-        self.feeds.join(deadline)
+        """Stop all feeds and workers, and wait for them until ``deadline``, a time of ``monotonic``."""
+        self.end_workers()
+        try:
+            self.feeds.join(deadline)
+        finally:
+            self.workers.join()
+
+    def __del__(self) -> None:
+        # Without waiting: the collector runs this in any thread.
+        workers = getattr(self, "workers", None)
+        if workers is not None:
+            workers.close()
 
 
 class Feeds:

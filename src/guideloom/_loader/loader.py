@@ -94,6 +94,10 @@ class StatefulDataLoader(SyncContextManager):
     An error in a thread or process is raised as itself at the batch it belongs to, after the batches before it; it ends
     the iterator, and the position stays behind the last batch delivered.
 
+    With ``parallel_method="process"`` the first iterator starts the processes, and they stay until ``close``: what is
+    changed in ``dataset`` or ``collate_fn`` later does not reach them, and what ``collate_fn`` changes in its own
+    process is there in the next epoch. To hand over a change, ``close`` the loader and ``open`` it again.
+
     ``close`` waits for running reads, less than a second; a read that takes longer ends later, in its own thread, and
     the data set is closed after it. After ``fork`` an iterator of the parent is of no use: call ``iter`` again.
     """
@@ -276,6 +280,9 @@ class StatefulDataLoader(SyncContextManager):
         opened, self._opened = self._opened, None
         deadline = monotonic() + CLOSE_TIMEOUT_S
         iterator = self._live()
+        if opened is not None:
+            # First, so that no feed waits for what its workers still make.
+            opened.end_workers()
         try:
             if iterator is not None:
                 iterator.close()

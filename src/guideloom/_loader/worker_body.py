@@ -1,0 +1,193 @@
+"""What a worker process does, and what passes through its pipe.
+
+A command is a batch number, ``(start, stride, count)`` of its positions, and the order that they are positions of, None
+for that of the last command; the worker computes the rest. Batches come back with large arrays beside the pickle.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from guideloom._base.errors import ArgumentError
+from guideloom._base.protocols import DatasetAbstract
+from guideloom._dataset.source import BatchSource, source_of
+from guideloom._loader.work import CollateFn
+from guideloom._plan.order import Order
+from guideloom._storage.catalog import Catalog
+
+_ASIDE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker needs to know as long as it lives."""
+
+    dataset: DatasetAbstract
+    snapshot: Catalog | None
+    collate_fn: CollateFn | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for a batch, still packed: the batch, or, where ``ok`` is False, an error."""
+
+    number: int
+    ok: bool
+    body: bytes
+    buffers: list[bytearray]
+
+    def batch(self) -> Any:
+        """Return the batch."""
+        return pickle.loads(self.body, buffers=self.buffers)
+
+    def error(self) -> BaseException:
+        """Return the error."""
+        return _unpack_error(self.body)
+
+
+def receive(connection: Connection[Any, Any]) -> Answer:
+    """Return the next answer of a worker; ``EOFError`` or ``OSError`` where it is gone."""
+    number, ok, sizes, body = pickle.loads(connection.recv_bytes())
+    buffers = []
+    for size in sizes:
+        buffers.append(bytearray(size))
+        connection.recv_bytes_into(buffers[-1])
+    return Answer(number, ok, body, buffers)
+
+
+def work(connection: Connection[Any, Any], job: Job) -> None:
+    """Body of a worker: answers commands, and sleeps between them, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The parent's handler, inherited by fork, is none of ours.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if "torch" in sys.modules:
+        from guideloom._loader import bridge
+
+        bridge.one_thread()
+    reader = None
+    failure: BaseException | None = None
+    source: BatchSource | None = None
+    try:
+        reader = job.dataset.sync_reader()
+        # What was committed since must not come into some of the workers' batches.
+        open_snapshot = getattr(reader, "open_snapshot", None)
+        if job.snapshot is None or open_snapshot is None:
+            reader.open()
+        else:
+            open_snapshot(job.snapshot)
+        source = source_of(reader)
+    except BaseException as error:  # noqa: BLE001  the parent raises it
+        failure = error
+    order: Any = None  # comes with the first command
+    try:
+        while True:
+            number, positions, new_order = connection.recv()
+            order = order if new_order is None else new_order
+            if source is None:
+                _send(connection, number, False, _pack_error(failure), [])
+            else:
+                _answer(connection, number, source, order, job.collate_fn, positions)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        # The parent closed its end, or is gone.
+        return
+    finally:
+        if reader is not None and failure is None:
+            reader.close()
+
+
+def _answer(
+    connection: Connection[Any, Any],
+    number: int,
+    source: BatchSource,
+    order: Order,
+    collate_fn: CollateFn | None,
+    positions: tuple[int, int, int],
+) -> None:
+    """Make a batch, and send it, or the error that came of it; what is raised here is the pipe's."""
+    ok = True
+    aside: list[memoryview] = []
+    try:
+        body, aside = _pack(_make(source, order, collate_fn, positions))
+    except BaseException as error:  # noqa: BLE001  the parent raises it
+        ok, body = False, _pack_error(error)
+    _send(connection, number, ok, body, aside)
+
+
+def _make(source: BatchSource, order: Order, collate_fn: CollateFn | None, positions: tuple[int, int, int]) -> Any:
+    if source.size != order.size:
+        raise ArgumentError(
+            f"the data set has {source.size} samples in the worker process and {order.size} in its parent: "
+            "it must not change while a loader is open"
+        )
+    prepared = source.prepare(order.positions_to_indexes(*positions))
+    count = positions[2]
+    if collate_fn is None:
+        return source.arrays(prepared, 0, count, np.empty)
+    return collate_fn(source.samples(prepared, 0, count))
+
+
+def _pack(batch: Any) -> tuple[bytes, list[memoryview]]:
+    aside: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _ASIDE_BYTES:
+            return True
+        aside.append(raw)
+        return False
+
+    out = io.BytesIO()
+    if "torch" in sys.modules:
+        from guideloom._loader import bridge
+
+        pickler: pickle.Pickler = bridge.TensorPickler(out, protocol=5, buffer_callback=keep)
+    else:
+        pickler = pickle.Pickler(out, protocol=5, buffer_callback=keep)
+    pickler.dump(batch)
+    return out.getvalue(), aside
+
+
+def _send(connection: Connection[Any, Any], number: int, ok: bool, body: bytes, aside: list[memoryview]) -> None:
+    connection.send_bytes(pickle.dumps((number, ok, [raw.nbytes for raw in aside], body), protocol=5))
+    for raw in aside:
+        connection.send_bytes(raw)
+
+
+def _pack_error(error: BaseException | None) -> bytes:
+    """Pickle an error, or, where it does not survive that, a text that says everything about it."""
+    text = "".join(traceback.format_exception(error))
+    body, whole = b"", False
+    with suppress(Exception):  # Whatever the user's own reduction raises: the text below tells the error itself.
+        body = pickle.dumps(error)
+        whole = type(pickle.loads(body)) is type(error)
+    if not whole:
+        kind = type(error)
+        body = pickle.dumps(
+            RuntimeError(
+                f"{kind.__module__}.{kind.__qualname__}: {error} (an error that cannot be pickled, so it is told here)"
+            )
+        )
+    return pickle.dumps((body, f"in worker process {os.getpid()}:\n{text}"))
+
+
+def _unpack_error(packed: bytes) -> BaseException:
+    body, text = pickle.loads(packed)
+    try:
+        error: BaseException = pickle.loads(body)
+    except Exception as failure:  # noqa: BLE001  the note tells the error itself
+        error = RuntimeError(f"an error of a worker process cannot be unpickled here: {failure}")
+    error.add_note(text)
+    return error

@@ -1,0 +1,184 @@
+"""Worker processes as their parent sees them: started, kept from one epoch to the next, and ended.
+
+There are no names that could outlive a killed run: a pipe that closes ends the worker.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.process
+import os
+import signal
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from guideloom._loader.worker_body import Answer, Job, receive, work
+from guideloom._plan.order import Order
+
+PATIENCE_S = 0.3
+"""How long a worker may take to finish what it has begun, or to end, before it is terminated."""
+_LAST_PATIENCE_S = 0.2
+
+_STARTED: set[Worker] = set()
+
+
+def _leave_to_parent() -> None:
+    children: set[Any] = getattr(multiprocessing.process, "_children", set())
+    while _STARTED:
+        worker = _STARTED.pop()
+        # A forked child that kept this would keep the worker from noticing that the parent is gone.
+        worker.connection.close()
+        # Else multiprocessing would end the parent's worker when the child exits.
+        children.discard(worker.process)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class Worker:
+    """A process that makes batches.
+
+    Parameters
+    ----------
+    job : Job
+        Pickled by the start methods other than fork.
+    number : int
+        For its name.
+
+    Attributes
+    ----------
+    assigned : list of int
+        Batches that it owes, in the order in which they come.
+    sound : bool
+        Whether all went well so far: only then it may serve another epoch.
+    """
+
+    def __init__(self, job: Job, number: int) -> None:
+        context = multiprocessing.get_context()
+        self.assigned: list[int] = []
+        self.sound = True
+        self._order: Order | None = None
+        self._pid = os.getpid()
+        self.connection, theirs = context.Pipe()
+        try:
+            # Daemonic: multiprocessing ends it too, should this process exit in a way that skips our own cleaning up.
+            self.process = context.Process(
+                target=work, args=(theirs, job), name=f"guideloom-worker-{number}", daemon=True
+            )
+            _STARTED.add(self)
+            self.process.start()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process started it, and not one that this process was forked from."""
+        return self._pid == os.getpid()
+
+    def send(self, number: int, positions: tuple[int, int, int], order: Order) -> None:
+        """Have batch ``number`` made; ``OSError`` where the process is gone."""
+        self.assigned.append(number)
+        self.connection.send((number, positions, None if order is self._order else order))
+        self._order = order
+
+    def receive(self) -> Answer:
+        """Wait for the next answer; ``EOFError`` or ``OSError`` where the process is gone."""
+        sound, self.sound = self.sound, False  # what breaks off leaves the pipe in the middle of an answer
+        answer = receive(self.connection)
+        self.assigned.remove(answer.number)
+        self.sound = sound and answer.ok
+        return answer
+
+    def close(self) -> None:
+        """Close the pipe, which tells the worker to end; safe to call again, and in a finaliser."""
+        _STARTED.discard(self)
+        self.connection.close()
+
+
+class Workers:
+    """The idle workers of an open loader, for its next epoch; those that are at work are their feed's.
+
+    Nothing here refers to the loader, and nothing waits for a lock: a finaliser may close it, in any thread.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._idle: deque[Worker] = deque()
+        self._leaving: list[Worker] = []
+        self._leave_until = 0.0
+
+    def take(self) -> Worker | None:
+        """Return an idle worker; None where one must be started."""
+        while True:
+            worker = _pop(self._idle)
+            if worker is None or (worker.ours and worker.process.is_alive()):
+                return worker
+            # The parent's, or killed meanwhile: it owed nothing, so that nothing is lost.
+            worker.close()
+
+    def keep(self, workers: Iterable[Worker], most: int) -> list[Worker]:
+        """Keep workers that owe nothing, at most ``most`` in all, and return those that are to be ended."""
+        left = list(workers)
+        while left and len(self._idle) < most and not self.closed:
+            self._idle.append(left.pop())
+        if self.closed:
+            # By another thread, perhaps after the question above: then one of us finds them.
+            while (worker := _pop(self._idle)) is not None:
+                left.append(worker)
+        return left
+
+    def close(self) -> None:
+        """Tell all to end, and keep no worker from now on, without waiting; safe in a finaliser."""
+        self._leave_until = perf_counter() + PATIENCE_S
+        self.closed = True
+        while (worker := _pop(self._idle)) is not None:
+            worker.close()
+            self._leaving.append(worker)
+
+    def join(self) -> None:
+        """Wait for the end of what ``close`` told to end, a moment; those that take longer are ended."""
+        leaving, self._leaving = self._leaving, []
+        end_workers(leaving, self._leave_until)
+
+
+def _pop(workers: deque[Worker]) -> Worker | None:
+    try:
+        return workers.pop()
+    except IndexError:
+        return None
+
+
+def end_workers(workers: Iterable[Worker], deadline: float) -> None:
+    """End processes: they may do it by themselves until ``deadline``, of ``perf_counter``, or are made to."""
+    left = [worker for worker in workers if worker.ours]
+    for worker in left:
+        worker.close()
+    for last_word in ("terminate", "kill"):
+        for worker in left:
+            worker.process.join(max(0.0, deadline - perf_counter()))
+        left = [worker for worker in left if worker.process.is_alive()]
+        for worker in left:
+            getattr(worker.process, last_word)()
+        deadline = perf_counter() + _LAST_PATIENCE_S
+    for worker in left:
+        worker.process.join()
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Start processes without SIGINT, until they have said that Ctrl-C is the parent's."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
