@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from guideloom._read.fileset import FileTable
-from guideloom._read.operations import AsyncBackendFiles
+from guideloom._read.operations import AsyncBackendFiles, Slots
 from guideloom._read.requests import Gather
 from guideloom.errors import MissingShardError, NotOpenError
 from guideloom.types import IOAsyncReaderAbstract
@@ -27,6 +27,7 @@ class Backend:
         self.missing: set[int] = set()
         self.opened: list[int] = []
         self.closed: list[int] = []
+        self.num_open = self.most_open = 0
 
     def hold(self, step: str, file: int) -> None:
         self.gates[step, file] = asyncio.Event()
@@ -50,8 +51,11 @@ class Reader(IOAsyncReaderAbstract):
         self.is_open = False
 
     async def open(self) -> None:
+        self.backend.num_open += 1
+        self.backend.most_open = max(self.backend.most_open, self.backend.num_open)
         await self.backend.pass_gate("open", self.file)
         if self.file in self.backend.missing:
+            self.backend.num_open -= 1
             raise FileNotFoundError(self.file)
         self.is_open = True
         self.backend.opened.append(self.file)
@@ -61,6 +65,7 @@ class Reader(IOAsyncReaderAbstract):
         self.is_open = False
         self.backend.closed.append(self.file)
         await self.backend.pass_gate("close", self.file)
+        self.backend.num_open -= 1
 
     async def filesize(self) -> int:
         return SIZE
@@ -94,6 +99,7 @@ def run(body: Callable[[Backend], Awaitable[None]]) -> Backend:
 
     asyncio.run(main())
     assert sorted(backend.opened) == sorted(backend.closed)
+    assert backend.num_open == 0
     return backend
 
 
@@ -144,9 +150,9 @@ def test_a_failure_of_which_nobody_was_told_is_not_that_of_the_next_read() -> No
 
 def test_no_file_is_given_up_that_another_read_has_come_to_use() -> None:
     async def body(backend: Backend) -> None:
-        files = backend.files(capacity=1)
+        files = backend.files(capacity=2)
         backend.hold("close", 0)
-        # Two of the three are too many; the second is wanted again while the first is being closed.
+        # One of the three is too many; the second is wanted again while the first is being closed.
         first = asyncio.ensure_future(read(files, 0, 1, 2))
         await backend.met["close", 0].wait()
         backend.hold("read", 1)
@@ -154,6 +160,8 @@ def test_no_file_is_given_up_that_another_read_has_come_to_use() -> None:
         await backend.met["read", 1].wait()
         backend.gates["close", 0].set()
         assert await first == [1, 17, 33]
+        assert await read(files, 3) == [49]
+        assert backend.closed == [0, 2]
         backend.gates["read", 1].set()
         assert await second == [17]
         await files.close()
@@ -189,3 +197,66 @@ def test_close_while_a_file_is_being_opened() -> None:
         assert await late == [49]
 
     run(body)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3])
+def test_no_more_files_are_open_than_allowed_however_many_reads_there_are(capacity: int) -> None:
+    async def body(backend: Backend) -> None:
+        files = backend.files(capacity, num_files=12)
+        assert await read(files, *range(12)) == [16 * file + 1 for file in range(12)]
+        pairs = [(number % 12, 7 * number % 12) for number in range(60)]
+        found = await asyncio.gather(*[read(files, *pair) for pair in pairs])
+        assert found == [[16 * first + 1, 16 * second + 1] for first, second in pairs]
+        await files.close()
+
+    assert run(body).most_open == capacity
+
+
+def test_a_read_that_is_cancelled_while_it_makes_room_leaves_nothing_half_closed() -> None:
+    async def body(backend: Backend) -> None:
+        files = backend.files(capacity=1)
+        assert await read(files, 0) == [1]
+        backend.hold("close", 0)
+        only = asyncio.ensure_future(read(files, 1))
+        await backend.met["close", 0].wait()
+        await cancelled(only)
+        backend.gates["close", 0].set()
+        assert await read(files, 2) == [33]
+        await files.close()
+
+    run(body)
+
+
+def test_a_turn_that_comes_as_its_read_is_cancelled_goes_to_the_next() -> None:
+    async def take(slots: Slots, entered: asyncio.Event) -> None:
+        async with slots:
+            entered.set()
+
+    async def main() -> None:
+        slots, entered = Slots(1), asyncio.Event()
+        async with slots:
+            first, second = (asyncio.ensure_future(take(slots, entered)) for _ in range(2))
+            await asyncio.sleep(0)
+            third = asyncio.ensure_future(take(slots, asyncio.Event()))
+            await asyncio.sleep(0)
+            third.cancel()
+        first.cancel()
+        await asyncio.wait_for(second, timeout=20)
+        assert first.cancelled()
+        async with slots:
+            assert third.cancelled()
+
+    asyncio.run(main())
+
+
+def test_reads_wait_for_each_other_in_one_event_loop_after_the_other() -> None:
+    backend = Backend()
+    files = backend.files(capacity=1)
+
+    async def crowd() -> list[list[int]]:
+        return await asyncio.gather(*[read(files, number) for number in range(4)])
+
+    for _ in range(2):
+        assert asyncio.run(crowd()) == [[1], [17], [33], [49]]
+    asyncio.run(files.close())
+    assert backend.num_open == 0

@@ -7,9 +7,11 @@ goes wrong in a gather is raised where the operation asked for it.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import PurePath
+from types import TracebackType
 from typing import Protocol, TypeAlias, TypeVar
 
 from guideloom._base.errors import CorruptDataError, NotOpenError
@@ -86,10 +88,50 @@ class ThreadedFiles:
         self._files.close()
 
 
+class Slots:
+    """A number of places; whoever comes when all are taken waits for one, in turn.
+
+    Unlike ``asyncio.Semaphore`` it belongs to no event loop: a reader may be opened in one and read in the next.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def __aenter__(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._pass_on()
+            raise
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class AsyncBackendFiles:
     """A user's own asyncio backend, through its documented methods only.
 
-    Keeps at most ``capacity`` files open between gathers; reads of one gather run concurrently.
+    Keeps at most ``capacity`` files open, however many gathers run at once; reads of one gather run concurrently.
     """
 
     def __init__(self, table: FileTable, capacity: int, make: Callable[[PurePath], IOAsyncReaderAbstract]) -> None:
@@ -98,6 +140,9 @@ class AsyncBackendFiles:
         self._make = make
         self._open: dict[int, asyncio.Task[IOAsyncReaderAbstract]] = {}
         self._users: dict[int, int] = {}
+        self._closing = 0
+        # No more reads than files: so there is always one to close for the next, and no read waits for another's file.
+        self._slots = Slots(self._capacity)
         self._closed = False
         # Reads through the backend's synchronous reader, on a thread.
         self.checker: BlockChecker | None = None
@@ -120,7 +165,7 @@ class AsyncBackendFiles:
         view = g.out.data
 
         async def one(r: int) -> None:
-            async with room:
+            async with room, self._slots:
                 file, at, size = int(g.file[r]), int(g.dst[r]) - g.shift, int(g.nbytes[r])
                 await self._read(file, int(g.src[r]), view[at : at + size])
 
@@ -132,11 +177,12 @@ class AsyncBackendFiles:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self._evict()
 
     async def _read(self, file: int, offset: int, out: memoryview) -> None:
         self._users[file] = self._users.get(file, 0) + 1
         try:
+            if file not in self._open:
+                await self._make_room()
             opening = self._open.get(file)
             if opening is None:
                 opening = self._open[file] = asyncio.ensure_future(self._open_one(file))
@@ -179,14 +225,21 @@ class AsyncBackendFiles:
         if failed and self._open.get(file) is opening:
             del self._open[file]
 
-    async def _evict(self) -> None:
-        idle = [file for file, opening in self._open.items() if not self._users.get(file) and opening.done()]
-        await self._close_these(idle[: max(0, len(self._open) - self._capacity)])
+    async def _make_room(self) -> None:
+        while len(self._open) + self._closing >= self._capacity:
+            idle = next((file for file in self._open if not self._users.get(file)), None)
+            if idle is None:
+                return
+            await self._close_these([idle])
 
     async def _close_these(self, files: list[int]) -> None:
         """Close files, all of them even if one fails; no read finds one that is about to be closed."""
-        given_up = [self._open.pop(file) for file in files if file in self._open]
-        results = await asyncio.gather(*map(_close_opened, given_up), return_exceptions=True)
+        closings = [asyncio.ensure_future(_close_opened(self._open.pop(file))) for file in files if file in self._open]
+        self._closing += len(closings)
+        for closing in closings:
+            closing.add_done_callback(self._note_closed)
+        # A read that is cancelled must not leave a file half closed.
+        results = await asyncio.shield(asyncio.gather(*closings, return_exceptions=True))
         for result in results:
             if result is not None:
                 raise result
@@ -195,6 +248,9 @@ class AsyncBackendFiles:
         """Close the files; those that a read still uses are closed by the last one to finish."""
         self._closed = True
         await self._close_these([file for file in self._open if not self._users.get(file)])
+
+    def _note_closed(self, closing: asyncio.Task[None]) -> None:
+        self._closing -= 1
 
 
 async def _close_opened(opening: asyncio.Task[IOAsyncReaderAbstract]) -> None:
