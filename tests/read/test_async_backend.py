@@ -209,6 +209,10 @@ def test_no_more_files_are_open_than_allowed_however_many_reads_there_are(capaci
         pairs = [(number % 12, 7 * number % 12) for number in range(60)]
         found = await asyncio.gather(*[read(files, *pair) for pair in pairs])
         assert found == [[16 * first + 1, 16 * second + 1] for first, second in pairs]
+        await read(files, *range(capacity))
+        num_opened = len(backend.opened)
+        await read(files, *range(capacity))
+        assert len(backend.opened) == num_opened
         await files.close()
 
     assert run(body).most_open == capacity
