@@ -15,6 +15,7 @@ import pytest
 
 import guideloom
 from guideloom import DocumentNumpyFormat, DocumentStorage, StreamNumpyFormat, StreamStorage, cli
+from guideloom._commands import info
 from guideloom.testing import make_spans
 
 TOKENS = np.dtype([("token", "<u2"), ("weight", "<f4")])
@@ -125,10 +126,10 @@ def test_info_of_a_stream_with_metadata(run: Run, tmp_path: Path) -> None:
 
 def test_info_lists_the_first_shards_only(run: Run, tmp_path: Path) -> None:
     with DocumentStorage(tmp_path, Raw()).sync_writer() as writer:
-        for shard in range(cli.MAX_ROWS + 3):
+        for shard in range(info.MAX_ROWS + 3):
             writer.append(shard, b"x")
     assert run("info", tmp_path).splitlines()[-1].startswith("... 3 more shards")
-    assert len(json.loads(run("info", tmp_path, "--json"))["shards"]) == cli.MAX_ROWS + 3
+    assert len(json.loads(run("info", tmp_path, "--json"))["shards"]) == info.MAX_ROWS + 3
 
 
 # --- show ---

@@ -27,6 +27,7 @@ from guideloom._bench.advice import recommend
 from guideloom._bench.measure import ROUNDS, Row, measure, num_measurements
 from guideloom._bench.sizes import Sizes, choose_sizes
 from guideloom._bench.subject import Setting, Subject, backends, default_format, evict, keep, stack
+from guideloom._commands.data_set import open_any
 from guideloom.errors import ArgumentError
 from guideloom.testing import LatencyBackend, make_spans
 
@@ -147,7 +148,7 @@ def test_documents_that_say_what_they_are_are_decoded_and_pickles_never(
     with storage.sync_writer() as writer:
         for _ in range(8):
             writer.append(0, record)
-    found = default_format(cli.open_any(tmp_path / "d"))
+    found = default_format(open_any(tmp_path / "d"))
     encoded = memoryview(bytearray(storage.storage_format.pack(record)))
     assert unpacked in repr(found.unpack(encoded, 0))
     assert bench(tmp_path / "d")["collate"] == collate
@@ -285,7 +286,7 @@ class Ticks:
 def subject_of(directory: Path) -> Subject:
     import torch
 
-    catalog = cli.open_any(directory)
+    catalog = open_any(directory)
     return Subject(directory, catalog, default_format(catalog), None, 64, 4, torch.device("cpu"))
 
 
@@ -338,7 +339,7 @@ def test_stack_keeps_what_is_no_array() -> None:
 def test_streams_of_the_published_layout_need_a_dtype(tmp_path: Path) -> None:
     (tmp_path / "0000000.in_band.bin").write_bytes(bytes(64))
     with pytest.raises(ArgumentError, match="--dtype"):
-        default_format(cli.open_any(tmp_path))
+        default_format(open_any(tmp_path))
 
 
 # --- advice ------------------------------------------------------------------------------------------

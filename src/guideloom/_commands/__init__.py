@@ -1,1 +1,1 @@
-"""The commands that check and mend data sets, one module each; ``guideloom.cli`` puts them together."""
+"""The commands that look at data sets, check and mend them, one module each; ``guideloom.cli`` puts them together."""

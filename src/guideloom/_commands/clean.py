@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from guideloom._commands.progress import confirm, counted
+from guideloom._commands.data_set import add_directory
+from guideloom._commands.progress import confirm
+from guideloom._commands.text import counted
 from guideloom._storage.leftovers import find_leftovers, remove_leftovers
 
 _WORDS = {
@@ -24,7 +25,7 @@ def add(commands: Any) -> None:
         description="To be run while no writer is at work in the folder. Exit status: 0 clean now, 1 left as it was, "
         "2 error.",
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="the data set's folder")
+    add_directory(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.set_defaults(command=run)
 

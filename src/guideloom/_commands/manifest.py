@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from guideloom._commands.progress import counted
+from guideloom._commands.data_set import add_directory
+from guideloom._commands.text import counted
 from guideloom._storage.names import MANIFEST
 from guideloom._storage.repair import rebuild_manifest
 
@@ -14,7 +14,7 @@ from guideloom._storage.repair import rebuild_manifest
 def add(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("manifest", help="gather the manifest anew from the commit records")
-    parser.add_argument("directory", metavar="DIR", type=Path, help="the data set's folder")
+    add_directory(parser)
     parser.set_defaults(command=run)
 
 

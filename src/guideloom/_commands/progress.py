@@ -31,11 +31,6 @@ def progress_bar(text: str) -> Iterator[Callable[[int, int], None] | None]:
         yield show
 
 
-def counted(number: int, thing: str) -> str:
-    """Return a number and its noun: "1 file", "2,000 files"."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
-
-
 def confirm(question: str, is_agreed: bool) -> bool:
     """Whether to go on: ``is_agreed`` (--yes), or the answer of whoever sits at the terminal.
 

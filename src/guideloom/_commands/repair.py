@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from guideloom._commands.data_set import add_directory
 from guideloom._commands.progress import confirm, progress_bar
 from guideloom._storage.repair import apply, plan_repair
 
@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
         description="Says what it will do, and asks. Nothing is deleted: files are moved into DIR/dropped-<time>. "
         "To be run while no writer is at work. Exit status: 0 whole now, 1 left as it was, 2 error.",
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="the data set's folder")
+    add_directory(parser)
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--quick", action="store_true", help="trust the bytes of files whose size is right")
     parser.add_argument("--create-empty", action="store_true", help="put empty shards where nothing whole is left")

@@ -6,13 +6,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from guideloom._commands.progress import counted, progress_bar
+from guideloom._commands.data_set import parse_dtype
+from guideloom._commands.progress import progress_bar
+from guideloom._commands.text import counted
 from guideloom._storage.names import KINDS
 from guideloom._storage.upgrade import upgrade
 
 
-def add(commands: Any, dtype: Any) -> None:
-    """Add the command to the parser; ``dtype`` parses a dtype."""
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "upgrade",
         help="convert a data set of the published 1.x layout",
@@ -22,7 +24,9 @@ def add(commands: Any, dtype: Any) -> None:
     parser.add_argument("new", metavar="NEW", type=Path, help="folder to write")
     parser.add_argument("--kind", choices=KINDS, help="checked against what is there")
     parser.add_argument(
-        "--dtype", type=dtype, help="element dtype of streams, which the old layout does not say: '<u2', or a list"
+        "--dtype",
+        type=parse_dtype,
+        help="element dtype of streams, which the old layout does not say: '<u2', or a list",
     )
     parser.add_argument(
         "--format", default="", metavar="NAME", help="class name of the format that wrote it, for the records"

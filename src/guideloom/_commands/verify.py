@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from guideloom._commands.progress import counted, progress_bar
+from guideloom._commands.data_set import add_directory, parse_dtype
+from guideloom._commands.progress import progress_bar
+from guideloom._commands.text import counted
 from guideloom._storage.verify import verify
 
 MAX_LINES = 50
 """Notes that are printed; ``--json`` gives all. Errors are all printed."""
 
 
-def add(commands: Any, dtype: Any) -> None:
-    """Add the command to the parser; ``dtype`` parses a dtype."""
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "verify",
         help="check records, sizes and every byte",
         description="Exit status: 0 nothing is damaged, 1 something is, 2 the check could not run.",
     )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="the data set's folder")
+    add_directory(parser)
     parser.add_argument("--quick", action="store_true", help="records, manifest and sizes only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--jobs", type=int, metavar="N", help="threads (default: one a core)")
-    parser.add_argument("--dtype", type=dtype, help="element dtype, for the published 1.x layout")
+    parser.add_argument("--dtype", type=parse_dtype, help="element dtype, for the published 1.x layout")
     parser.set_defaults(command=run)
 
 
