@@ -18,7 +18,7 @@ from guideloom._dataset.source import BatchSource
 from guideloom._loader.work import Schedule
 from guideloom._plan.order import make_order
 from guideloom._plan.partition import Partition
-from guideloom.testing import naive_batches, naive_order, plain
+from guideloom.testing import naive_batches, plain
 from tests.loader.fakes import RowDataset, RowSource, make_items, make_rows, rows
 
 WAYS: list[dict[str, Any]] = [
@@ -33,7 +33,7 @@ WAYS: list[dict[str, Any]] = [
 
 def epoch_of(size: int, seed: int | None, epoch: int = 0) -> list[int]:
     if seed is None:
-        return naive_order(size)
+        return list(range(size))
     return [int(i) for i in make_order(size, True, seed, epoch).positions_to_indexes(0, 1, size)]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guideloom.testing import naive_batches, naive_order, naive_runs, naive_span_window, naive_window
+from guideloom.testing import naive_batches, naive_runs, naive_span_window, naive_window
 from guideloom.testing.oracles import difference
 from guideloom.testing.strategies import document_requests, loader_configs, shard_counts, slices, span_lengths, windows
 
@@ -32,7 +32,7 @@ def test_naive_span_window() -> None:
 
 
 def test_naive_batches() -> None:
-    order = naive_order(7)
+    order = list(range(7))
     assert naive_batches(order, 2) == [[0, 1], [2, 3], [4, 5]]
     assert naive_batches(order, 2, drop_last=False) == [[0, 1], [2, 3], [4, 5], [6]]
     assert naive_batches(order, 1, rank=1, world_size=3) == [[1], [4]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Any
 
@@ -23,9 +23,9 @@ MAX_WARM_BYTES = 1 << 30
 
 _WARM, _COLD, _STEP, _FILL = 3.0, 3.0, 1.5, 0.5
 _USABLE = 0.9  # of the time; the rest is for the last batch of each measurement
-_LEAST = 4
-_SETTLED = 4  # steps after which what the start of an epoch costs is no longer waited for
-_ALL = 1 << 62
+_LEAST = 4  # batches after the first one, however little time there is
+_SETTLED = 4  # steps after which the trainer no longer waits for what the start of an epoch costs
+_ALL = 1 << 62  # no limit to the batches of a pass
 
 Clock = Callable[[], float]
 
@@ -61,7 +61,7 @@ class Measured:
     batches: int = 0
     elapsed_s: float = 0.0
     complete: bool = True
-    left_cached: float | None = field(default=None)
+    left_cached: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def _fitting_length(total: int, batch_size: int | None) -> int:
     """Return a power of two of which ``total`` has some batches, as far as that goes."""
     room = total // (LEAST_BATCHES * (batch_size or BATCH_SIZE))
     length = min(SEQUENCE_LENGTH, 1 << max(0, room.bit_length() - 1))
-    # Who gave a batch size gets it, in however short windows; otherwise short windows would say little.
+    # A batch size that the user gave is kept, however short the windows get. Else these stay long enough to measure.
     return length if batch_size else min(total, max(length, LEAST_LENGTH))
 
 

@@ -15,7 +15,6 @@ from guideloom.testing.backends import (
 from guideloom.testing.conformance import BackendConformance
 from guideloom.testing.oracles import (
     naive_batches,
-    naive_order,
     naive_runs,
     naive_span_window,
     naive_window,
@@ -61,7 +60,6 @@ __all__ = [
     "make_sparse_stream",
     "make_stream",
     "naive_batches",
-    "naive_order",
     "naive_runs",
     "naive_span_window",
     "naive_window",

@@ -287,14 +287,7 @@ class CountingBackend(BackendWrapper):
     @property
     def total(self) -> FileCounts:
         """Counts of all files together."""
-        counts = self.per_file.values()
-        return FileCounts(
-            opens=sum(one.opens for one in counts),
-            closes=sum(one.closes for one in counts),
-            filesizes=sum(one.filesizes for one in counts),
-            reads=sum(one.reads for one in counts),
-            bytes_read=sum(one.bytes_read for one in counts),
-        )
+        return self.matching("*")
 
     def matching(self, pattern: str) -> FileCounts:
         """Counts of the files whose name matches the shell ``pattern``, such as ``"*.elements.bin"``."""

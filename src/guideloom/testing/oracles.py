@@ -68,11 +68,6 @@ def naive_span_window(span_lengths: Sequence[Sequence[int]], index: int, length:
     return naive_window(owners, index, length)
 
 
-def naive_order(count: int) -> list[int]:
-    """Return the order of an epoch of ``count`` samples without shuffling."""
-    return list(range(count))
-
-
 def naive_batches(
     order: Sequence[T],
     local_batch_size: int,

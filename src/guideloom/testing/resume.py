@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from multiprocessing import get_context
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,15 +19,8 @@ from guideloom.testing.oracles import difference
 Epochs: TypeAlias = list[list[Any]]
 
 
-class Loader(Protocol):
-    """What the checks need of a loader; if it is a context manager, it is used as one."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-    def state_dict(self) -> Mapping[str, Any]: ...
-    def load_state_dict(self, state_dict: Any, /) -> None: ...
-
-
 MakeLoader: TypeAlias = Callable[..., Any]
+"""Makes a loader: iterable, with ``state_dict`` and ``load_state_dict``. A context manager is used as one."""
 
 
 def plain(value: Any) -> Any:
