@@ -154,6 +154,15 @@ class _MissingIsAnotherError(_Reader):
         super().open()
 
 
+class _MissingHasNoBytes(_Reader):
+    def open(self) -> None:
+        if self.path.exists():
+            super().open()
+
+    def filesize(self) -> int:
+        return super().filesize() if self.path.exists() else 0
+
+
 class _CloseOnlyOnce(_Reader):
     def close(self) -> None:
         assert self.file is not None
@@ -241,6 +250,7 @@ FAULTY: dict[str, tuple[Callable[[], IOReaderAbstract], str]] = {
     "map": (lambda: _Backend(_MapThatCannotClose), "test_a_result_is"),
     "empty map": (lambda: _Backend(_EmptyMap), "test_reads_nothing"),
     "missing": (lambda: _Backend(_MissingIsAnotherError), "test_a_missing_file"),
+    "missing is empty": (lambda: _Backend(_MissingHasNoBytes), "test_a_missing_file"),
     "close once": (lambda: _Backend(_CloseOnlyOnce), "test_a_reader_can_be_opened_again"),
     "old size": (lambda: _Backend(_OldSize), "test_a_reader_can_be_opened_again"),
     "writes beside": (lambda: _Backend(_WritesBeside), "test_read_into"),

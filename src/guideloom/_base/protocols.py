@@ -221,6 +221,8 @@ class IOSyncReaderAbstract(SyncContextManager):
     A subclass takes the path as its only argument and implements ``open``, ``close``, ``filesize`` and ``read``.
     It may also override ``read_into``, and set ``concurrent_reads`` when several threads may call ``read`` on one
     object at once; otherwise GuideLoom lets one thread at a time into each object.
+
+    A missing file is a ``FileNotFoundError`` when the reader is made or opened, or when it is first asked.
     """
 
     concurrent_reads: bool = False

@@ -276,6 +276,13 @@ class BackendFileSet(PooledFileSet[_Entry]):
         return DONE
 
     def _read(self, reader: IOSyncReaderAbstract, number: int, offset: int, out: memoryview) -> None:
+        try:
+            self._fill(reader, number, offset, out)
+        except FileNotFoundError as error:
+            # From a reader that opens nothing before it is asked.
+            raise self.table.missing(number) from error
+
+    def _fill(self, reader: IOSyncReaderAbstract, number: int, offset: int, out: memoryview) -> None:
         # Of its class: what passes unknown attributes on to another reader would give that one's bytes, not its own.
         if hasattr(type(reader), "read_into"):
             try:

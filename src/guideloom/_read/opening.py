@@ -19,12 +19,7 @@ from guideloom._base.errors import (
     DataSetError,
     MissingShardError,
 )
-from guideloom._base.protocols import (
-    IOAsyncReaderAbstract,
-    IOReaderAbstract,
-    IOSyncReaderAbstract,
-    StorageFormat,
-)
+from guideloom._base.protocols import IOReaderAbstract, StorageFormat
 from guideloom._format.naming import format_name
 from guideloom._read.files import is_own_backend, is_own_error, open_file_set
 from guideloom._read.fileset import FileSet, FileTable, default_capacity
@@ -33,7 +28,7 @@ from guideloom._storage.blocks import BlockChecker
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.local import LocalFolder, drive, drive_async
 from guideloom._storage.opening import open_catalog
-from guideloom._storage.requests import FileSize, ListFolder, ReadFile, ReadRange, Request
+from guideloom._storage.requests import AboutFile, FileSize, ListFolder, ReadFile, ReadRange, Request
 
 
 def _wanted_dtype(storage_format: StorageFormat) -> np.dtype[Any] | None:
@@ -81,14 +76,15 @@ class BackendFolder:
         """Answer one request."""
         if isinstance(request, ListFolder):
             return None
-        reader: IOSyncReaderAbstract | None = None
         try:
-            reader = self._make(self._directory / request.name)
-            reader.open()
+            return self._ask(request)
         except FileNotFoundError as error:
-            if isinstance(request, ReadRange):
-                raise range_missing(request, self._directory) from error
-            return None
+            # Of whatever step: a reader may open nothing before it is asked.
+            return not_there(request, self._directory, error)
+
+    def _ask(self, request: AboutFile) -> Any:
+        reader = self._make(self._directory / request.name)
+        reader.open()
         try:
             if isinstance(request, ReadRange):
                 with short_reads_named(request, self._directory):
@@ -114,14 +110,14 @@ class AsyncBackendFolder:
         """Answer one request."""
         if isinstance(request, ListFolder):
             return None
-        reader: IOAsyncReaderAbstract | None = None
         try:
-            reader = self._make(self._directory / request.name)
-            await reader.open()
+            return await self._ask(request)
         except FileNotFoundError as error:
-            if isinstance(request, ReadRange):
-                raise range_missing(request, self._directory) from error
-            return None
+            return not_there(request, self._directory, error)
+
+    async def _ask(self, request: AboutFile) -> Any:
+        reader = self._make(self._directory / request.name)
+        await reader.open()
         try:
             if isinstance(request, ReadRange):
                 with short_reads_named(request, self._directory):
@@ -136,11 +132,12 @@ class AsyncBackendFolder:
             await reader.close()
 
 
-def range_missing(request: ReadRange, directory: PurePath) -> MissingShardError:
-    """Return the error for a file that is gone since it was found."""
-    return MissingShardError(
-        "a file of a committed shard is gone: restore it from a copy", path=directory / request.name
-    )
+def not_there(request: AboutFile, directory: PurePath, error: FileNotFoundError) -> None:
+    """Answer for a file that does not exist: None where it may be missing, else an error."""
+    if isinstance(request, ReadRange):
+        raise MissingShardError(
+            "a file of a committed shard is gone: restore it from a copy", path=directory / request.name
+        ) from error
 
 
 @contextmanager

@@ -193,6 +193,8 @@ class AsyncBackendFiles:
                 self._open[file] = self._open.pop(file)
             try:
                 data = await reader.read(offset, len(out))
+            except FileNotFoundError as error:
+                raise self._table.missing(file) from error
             except IndexError as error:
                 raise self._short(file, offset, len(out), str(error)) from error
             if len(data) != len(out):

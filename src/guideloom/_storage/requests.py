@@ -44,4 +44,5 @@ class ReadRange:
     size_bytes: int
 
 
-Request = ListFolder | ReadFile | FileSize | ReadRange
+AboutFile = ReadFile | FileSize | ReadRange
+Request = ListFolder | AboutFile

@@ -166,10 +166,13 @@ class BackendConformance(ABC):
             self._check(reader.read(3, 4), SMALL, 3, 4)
 
     def test_a_missing_file_is_file_not_found(self, tmp_path: Path) -> None:
-        """``FileNotFoundError`` when the reader is made or opened."""
+        """``FileNotFoundError`` when the reader is made, opened, or asked for the first time."""
         path = self.place(tmp_path, "there.bin", SMALL).with_name("missing.bin")
-        with _Raises(FileNotFoundError, "a missing file"):
-            self.make_backend().sync_reader()(path).open()
+        make = self.make_backend().sync_reader()
+        with _Raises(FileNotFoundError, "filesize() of a missing file"), make(path) as reader:
+            reader.filesize()
+        with _Raises(FileNotFoundError, "read() of a missing file"), make(path) as reader:
+            reader.read(0, 1)
 
     def test_a_result_is_the_caller_s(self, tmp_path: Path) -> None:
         """Later reads and ``close`` leave a result as it was: formats may hand out views of it."""
@@ -279,8 +282,13 @@ class BackendConformance(ABC):
                     with _Raises(IndexError, f"await read({offset}, {size}) of {n} bytes"):
                         await reader.read(offset, size)
                 self._check(await reader.read(3, 4), SMALL, 3, 4)
-            with _Raises(FileNotFoundError, "a missing file"):
-                await make(path.with_name("missing.bin")).open()
+            missing = path.with_name("missing.bin")
+            with _Raises(FileNotFoundError, "await filesize() of a missing file"):
+                async with make(missing) as reader:
+                    await reader.filesize()
+            with _Raises(FileNotFoundError, "await read() of a missing file"):
+                async with make(missing) as reader:
+                    await reader.read(0, 1)
 
         asyncio.run(main())
 

@@ -1,0 +1,136 @@
+"""A user's backend that opens nothing by itself: that a file is missing it says when it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+import pytest
+
+from guideloom import DocumentPickleFormat, DocumentStorage, StreamNumpyFormat, StreamStorage
+from guideloom.errors import DataSetNotFoundError, MissingShardError
+from guideloom.testing import BackendConformance
+from guideloom.types import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
+
+
+class LazyReader(IOSyncReaderAbstract):
+    def __init__(self, path: PurePath) -> None:
+        self.path = Path(path)
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def filesize(self) -> int:
+        return self.path.stat().st_size
+
+    def read(self, offset: int, size: int) -> bytearray:
+        with self.path.open("rb") as file:
+            data = bytearray(file.read())
+        if offset < 0 or offset + size > len(data):
+            raise IndexError(f"{size} bytes from {offset} are not in {self.path}")
+        return data[offset : offset + size]
+
+
+class LazyAsyncReader(IOAsyncReaderAbstract):
+    def __init__(self, path: PurePath) -> None:
+        self.reader = LazyReader(path)
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def filesize(self) -> int:
+        return self.reader.filesize()
+
+    async def read(self, offset: int, size: int) -> bytearray:
+        return self.reader.read(offset, size)
+
+
+class Lazy(IOReaderAbstract):
+    @staticmethod
+    def is_supported() -> bool:
+        return True
+
+    def sync_reader(self) -> Callable[[PurePath], IOSyncReaderAbstract]:
+        return LazyReader
+
+    def async_reader(self) -> Callable[[PurePath], IOAsyncReaderAbstract]:
+        return LazyAsyncReader
+
+
+class TestLazy(BackendConformance):
+    def make_backend(self) -> IOReaderAbstract:
+        return Lazy()
+
+
+def streams(folder: Path) -> StreamStorage:
+    return StreamStorage(folder, StreamNumpyFormat(np.dtype([("token", "<u2")])), Lazy())
+
+
+def documents(folder: Path) -> DocumentStorage:
+    return DocumentStorage(folder, DocumentPickleFormat(), Lazy())
+
+
+def write_two_shards(storage: Any) -> None:
+    with storage.sync_writer() as writer:
+        for shard in range(2):
+            writer.append(shard, {"token": [shard]})
+
+
+def read_all(storage: Any, way: str, before_read: Callable[[], object] = lambda: None) -> list[Any]:
+    """Read the tokens of a data set, stream or documents, from the second one on."""
+
+    def arguments(reader: Any) -> list[tuple[int, ...]]:
+        return [(1, 2)] if isinstance(storage, StreamStorage) else [(1,), (0,)]
+
+    def tokens(samples: list[Any]) -> list[int]:
+        return [int(token) for sample in samples for token in sample["token"]]
+
+    async def main() -> list[int]:
+        async with storage.async_reader() as reader:
+            before_read()
+            return tokens([await reader.read(*each) for each in arguments(reader)])
+
+    if way == "async":
+        return asyncio.run(main())
+    with storage.sync_reader() as reader:
+        before_read()
+        return tokens([reader.read(*each) for each in arguments(reader)])
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("make", [streams, documents])
+def test_it_reads_what_is_there(make: Callable[[Path], Any], way: str, tmp_path: Path) -> None:
+    storage = make(tmp_path / "data")
+    write_two_shards(storage)
+    (tmp_path / "data" / "manifest.json").unlink()
+    assert read_all(storage, way) == [1, 0]
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("make", [streams, documents])
+def test_no_data_set_is_told_as_such(make: Callable[[Path], Any], way: str, tmp_path: Path) -> None:
+    with pytest.raises(DataSetNotFoundError):
+        read_all(make(tmp_path / "data"), way)
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("make", [streams, documents])
+def test_a_file_that_goes_while_the_data_set_is_open_is_named(
+    make: Callable[[Path], Any], way: str, tmp_path: Path
+) -> None:
+    storage = make(tmp_path / "data")
+    write_two_shards(storage)
+    (gone,) = (tmp_path / "data").glob("0000001-*.elements.bin" if make is streams else "0000001-*.payload.bin")
+    with pytest.raises(MissingShardError) as caught:
+        read_all(storage, way, gone.unlink)
+    assert caught.value.path == str(gone)
+    assert caught.value.shard == 1
