@@ -24,7 +24,7 @@ def draw(results: Results, layout: Layout) -> None:
     )
     _draw_losses(losses, results)
     _draw_waits(waits, results)
-    figure.savefig(layout.picture, dpi=130)
+    figure.savefig(layout.picture, dpi=80)
     plt.close(figure)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,7 +17,7 @@ from tqdm import tqdm
 from demo.corpus import TextFile
 from demo.tokenise import END_OF_TEXT
 from guideloom import StreamWithMetaStorage
-from guideloom.types import StorageBufferTypes, UserBufferTypes
+from guideloom.types import StorageBufferTypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,9 @@ class SourceFormat:
 
     stream_dtype: np.dtype[Any] = np.dtype("<u2")
 
-    def size(self, data: Document) -> int:
-        return len(data.tokens)
-
-    def pack(self, data: Document) -> Generator[tuple[int, UserBufferTypes | None], None, npt.NDArray[np.uint16]]:
-        # All tokens of a document have one key, so they are one span; its payload is given with the first.
-        yield 0, data.source.encode()
-        for _ in range(len(data.tokens) - 1):
-            yield 0, None
-        return data.tokens
+    def pack_spans(self, data: Document) -> tuple[npt.NDArray[np.uint16], list[int], list[bytes]]:
+        # A document is one span: its tokens, how many they are, and the payload that belongs to all of them.
+        return data.tokens, [len(data.tokens)], [data.source.encode()]
 
     def unpack(
         self,

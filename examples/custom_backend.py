@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -117,25 +116,26 @@ async def read_async(storage: StreamStorage) -> list[int]:
     return [int(token) for token in window["tokens"]]
 
 
-def main(directory: Path | None = None) -> None:
-    """Run in ``directory``, or in a temporary one."""
-    with nullcontext(directory) if directory is not None else TemporaryDirectory() as folder:
-        backend = CountingIO()
-        storage = StreamStorage(Path(folder), StreamNumpyFormat(np.dtype([("tokens", "<i4")])), read_interface=backend)
-        with storage.sync_writer() as writer:
-            writer.append(0, {"tokens": np.arange(100, dtype=np.int32)})
-            writer.append(1, {"tokens": np.arange(100, 200, dtype=np.int32)})
+def main(folder: Path) -> None:
+    """Write into ``folder``, and read from it."""
+    backend = CountingIO()
+    storage = StreamStorage(folder, StreamNumpyFormat(np.dtype([("tokens", "<i4")])), read_interface=backend)
+    with storage.sync_writer() as writer:
+        writer.append(0, {"tokens": np.arange(100, dtype=np.int32)})
+        writer.append(1, {"tokens": np.arange(100, 200, dtype=np.int32)})
 
-        with storage.sync_reader() as reader:
-            print("opening took", backend.counts)
-            before = backend.counts.num_reads
-            window = reader.read(98, 4)["tokens"].tolist()
-            print("window", window, "of two shards took", backend.counts.num_reads - before, "reads")
-        assert asyncio.run(read_async(storage)) == window
-        print("with asyncio it is the same; in all", backend.counts)
+    with storage.sync_reader() as reader:
+        print("opening took", backend.counts)
+        before = backend.counts.num_reads
+        window = reader.read(98, 4)["tokens"].tolist()
+        print("window", window, "of two shards took", backend.counts.num_reads - before, "reads")
+    assert asyncio.run(read_async(storage)) == window
+    print("with asyncio it is the same; in all", backend.counts)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
-    main(parser.parse_args().directory)
+    parser.add_argument("folder", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
+    given = parser.parse_args().folder
+    with TemporaryDirectory() as temporary:
+        main(given or Path(temporary))

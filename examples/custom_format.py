@@ -6,7 +6,6 @@ import argparse
 import json
 import struct
 from collections.abc import Generator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -112,14 +111,15 @@ def spans(folder: Path) -> None:
         print(f"{reader.total_length} tokens, metadata encoded {sourced.num_encoded} times")
 
 
-def main(directory: Path | None = None) -> None:
-    """Run in ``directory``, or in a temporary one."""
-    with nullcontext(directory) if directory is not None else TemporaryDirectory() as folder:
-        documents(Path(folder) / "rollouts")
-        spans(Path(folder) / "sourced")
+def main(folder: Path) -> None:
+    """Write into ``folder``, and read from it."""
+    documents(folder / "rollouts")
+    spans(folder / "sourced")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
-    main(parser.parse_args().directory)
+    parser.add_argument("folder", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
+    given = parser.parse_args().folder
+    with TemporaryDirectory() as temporary:
+        main(given or Path(temporary))

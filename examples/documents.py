@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,32 +22,33 @@ def collate(documents: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main(directory: Path | None = None) -> None:
-    """Run in ``directory``, or in a temporary one."""
-    with nullcontext(directory) if directory is not None else TemporaryDirectory() as folder:
-        storage = DocumentStorage(Path(folder), DocumentJsonFormat())
+def main(folder: Path) -> None:
+    """Write into ``folder``, and read from it."""
+    storage = DocumentStorage(folder, DocumentJsonFormat())
 
-        with storage.sync_writer() as writer:
-            for number in range(10):
-                writer.append(number % 2, {"name": f"chat-{number}", "turns": TURNS[: number % 5]})
+    with storage.sync_writer() as writer:
+        for number in range(10):
+            writer.append(number % 2, {"name": f"chat-{number}", "turns": TURNS[: number % 5]})
 
-        # Documents of shard 0 come first; any order may be asked for, and repeats.
-        with storage.sync_reader() as reader:
-            print(f"{reader.total_length} documents in {reader.num_shards} shards")
-            print("documents 9, 0, 0:", [document["name"] for document in reader.read_many([9, 0, 0])])
+    # Documents of shard 0 come first; any order may be asked for, and repeats.
+    with storage.sync_reader() as reader:
+        print(f"{reader.total_length} documents in {reader.num_shards} shards")
+        print("documents 9, 0, 0:", [document["name"] for document in reader.read_many([9, 0, 0])])
 
-        with StatefulDataLoader.from_storage(
-            storage, collate, device=torch.device("cpu"), local_batch_size=5, shuffle=True, shuffle_seed=7
-        ) as loader:
-            names: list[str] = []
-            for batch in loader:
-                print(f"batch: {', '.join(batch['names'])}; turns {batch['num_turns'].tolist()}")
-                names += batch["names"]
-        assert sorted(names) == [f"chat-{number}" for number in range(10)]
-        print("every document once")
+    with StatefulDataLoader.from_storage(
+        storage, collate, device=torch.device("cpu"), local_batch_size=5, shuffle=True, shuffle_seed=7
+    ) as loader:
+        names: list[str] = []
+        for batch in loader:
+            print(f"batch: {', '.join(batch['names'])}; turns {batch['num_turns'].tolist()}")
+            names += batch["names"]
+    assert sorted(names) == [f"chat-{number}" for number in range(10)]
+    print("every document once")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
-    main(parser.parse_args().directory)
+    parser.add_argument("folder", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
+    given = parser.parse_args().folder
+    with TemporaryDirectory() as temporary:
+        main(given or Path(temporary))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,28 +28,28 @@ def write_shard(folder: Path, shard: int) -> int:
         return writer.length(shard)
 
 
-def main(directory: Path | None = None) -> None:
-    """Run in ``directory``, or in a temporary one."""
-    with nullcontext(directory) if directory is not None else TemporaryDirectory() as name:
-        folder = Path(name)
-        with get_context("spawn").Pool(2) as pool:  # no locks, no coordinator: a shard has one writer, that is all
-            lengths = pool.starmap(write_shard, [(folder, shard) for shard in range(NUM_SHARDS)])
-        print("written by two processes:", lengths)
+def main(folder: Path) -> None:
+    """Write into ``folder``, and read from it."""
+    with get_context("spawn").Pool(2) as pool:  # no locks, no coordinator: a shard has one writer, that is all
+        lengths = pool.starmap(write_shard, [(folder, shard) for shard in range(NUM_SHARDS)])
+    print("written by two processes:", lengths)
 
-        try:
-            write_shard(folder, 0)
-        except ShardExistsError as error:
-            print("a second time it is refused:", error)
-        with make_storage(folder).sync_writer(mode="append") as writer:
-            writer.append(0, {"tokens": [7, 7, 7]})
-        with make_storage(folder).sync_writer(mode="overwrite") as writer:
-            writer.append(3, {"tokens": [9]})
-        with make_storage(folder).sync_reader() as reader:
-            print("appended to, and replaced:", [reader.length(shard) for shard in range(reader.num_shards)])
-            print("the last three:", reader.read(reader.total_length - 3, 3)["tokens"].tolist())
+    try:
+        write_shard(folder, 0)
+    except ShardExistsError as error:
+        print("a second time it is refused:", error)
+    with make_storage(folder).sync_writer(mode="append") as writer:
+        writer.append(0, {"tokens": [7, 7, 7]})
+    with make_storage(folder).sync_writer(mode="overwrite") as writer:
+        writer.append(3, {"tokens": [9]})
+    with make_storage(folder).sync_reader() as reader:
+        print("appended to, and replaced:", [reader.length(shard) for shard in range(reader.num_shards)])
+        print("the last three:", reader.read(reader.total_length - 3, 3)["tokens"].tolist())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
-    main(parser.parse_args().directory)
+    parser.add_argument("folder", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
+    given = parser.parse_args().folder
+    with TemporaryDirectory() as temporary:
+        main(given or Path(temporary))

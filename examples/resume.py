@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import closing, nullcontext
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,43 +36,44 @@ def make_loader(storage: StreamStorage, batch_size: int, workers: int = 0, seed:
     )
 
 
-def main(directory: Path | None = None) -> None:
-    """Run in ``directory``, or in a temporary one."""
-    with nullcontext(directory) if directory is not None else TemporaryDirectory() as folder:
-        storage = StreamStorage(Path(folder), StreamNumpyFormat(np.dtype([("tokens", "<i4")])))
-        with storage.sync_writer() as writer:
-            writer.append(0, {"tokens": np.arange(480, dtype=np.int32)})
+def main(folder: Path) -> None:
+    """Write into ``folder``, and read from it."""
+    storage = StreamStorage(folder, StreamNumpyFormat(np.dtype([("tokens", "<i4")])))
+    with storage.sync_writer() as writer:
+        writer.append(0, {"tokens": np.arange(480, dtype=np.int32)})
 
-        with make_loader(storage, batch_size=4) as loader:
-            uninterrupted = [sample for batch in loader for sample in batch]
+    with make_loader(storage, batch_size=4) as loader:
+        uninterrupted = [sample for batch in loader for sample in batch]
 
-        # Five batches, with two more already prefetched: these do not count.
-        with make_loader(storage, batch_size=4, workers=1) as loader, closing(iter(loader)) as batches:
-            before = [sample for batch in islice(batches, 5) for sample in batch]
-            saved = json.dumps(loader.state_dict())
-        print("state:", saved)
+    # Five batches, with two more already prefetched: these do not count.
+    with make_loader(storage, batch_size=4, workers=1) as loader, closing(iter(loader)) as batches:
+        before = [sample for batch in islice(batches, 5) for sample in batch]
+        saved = json.dumps(loader.state_dict())
+    print("state:", saved)
 
-        with make_loader(storage, batch_size=7, workers=3) as loader:
+    with make_loader(storage, batch_size=7, workers=3) as loader:
+        loader.load_state_dict(json.loads(saved))
+        after = [sample for batch in loader for sample in batch]
+    assert before + after == uninterrupted
+    print(f"{len(before)} windows before, {len(after)} after: the same as {len(uninterrupted)} without a stop")
+
+    with make_loader(storage, batch_size=4, seed=43) as loader:
+        try:
             loader.load_state_dict(json.loads(saved))
-            after = [sample for batch in loader for sample in batch]
-        assert before + after == uninterrupted
-        print(f"{len(before)} windows before, {len(after)} after: the same as {len(uninterrupted)} without a stop")
+        except StateMismatchError as error:
+            print("another seed is refused:", error)
 
-        with make_loader(storage, batch_size=4, seed=43) as loader:
-            try:
-                loader.load_state_dict(json.loads(saved))
-            except StateMismatchError as error:
-                print("another seed is refused:", error)
-
-        # More data is other data, and refused too, unless you say that the position is meant: here 20 windows are done.
-        with storage.sync_writer(mode="append") as writer:
-            writer.append(0, {"tokens": np.arange(480, 520, dtype=np.int32)})
-        with make_loader(storage, batch_size=4) as loader:
-            loader.load_state_dict(json.loads(saved), override={"identity"})
-            print(f"{sum(map(len, loader))} of {loader.dataset_size} windows left, in an order of their own")
+    # More data is other data, and refused too, unless you say that the position is meant: here 20 windows are done.
+    with storage.sync_writer(mode="append") as writer:
+        writer.append(0, {"tokens": np.arange(480, 520, dtype=np.int32)})
+    with make_loader(storage, batch_size=4) as loader:
+        loader.load_state_dict(json.loads(saved), override={"identity"})
+        print(f"{sum(map(len, loader))} of {loader.dataset_size} windows left, in an order of their own")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
-    main(parser.parse_args().directory)
+    parser.add_argument("folder", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
+    given = parser.parse_args().folder
+    with TemporaryDirectory() as temporary:
+        main(given or Path(temporary))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Generator
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,16 +20,10 @@ class SourceFormat:
 
     stream_dtype = np.dtype("<u2")
 
-    def size(self, data: tuple[str, list[int]]) -> int:
-        """Elements that ``pack`` will give."""
-        return len(data[1])
-
-    def pack(self, data: tuple[str, list[int]]) -> Generator[tuple[int, bytes | None], None, Any]:
-        """Yield a key for each element, and the payload with the first one; return the elements."""
+    def pack_spans(self, data: tuple[str, list[int]]) -> tuple[Any, list[int], list[bytes]]:
+        """Return the elements, the length of the one span, and its payload."""
         source, tokens = data
-        for position in range(len(tokens)):
-            yield 0, source.encode() if position == 0 else None
-        return np.array(tokens, self.stream_dtype)
+        return np.array(tokens, self.stream_dtype), [len(tokens)], [source.encode()]
 
     def unpack(self, stream: Any, shards: Any, index: Any, payloads: Any) -> tuple[Any, list[str]]:
         """Return a window's tokens, and the source of each."""
@@ -39,39 +31,34 @@ class SourceFormat:
         return stream, [names[span] for span in index]
 
 
-def main(directory: Path | None = None) -> None:
-    """Run in ``directory``, or in a temporary one."""
-    with nullcontext(directory) if directory is not None else TemporaryDirectory() as folder:
-        storage = StreamWithMetaStorage(Path(folder), SourceFormat())
-        with storage.sync_writer() as writer:
-            for number, (source, count) in enumerate(SOURCES.items()):
-                writer.append(0, (source, [100 * number] * count))
+def main(folder: Path) -> None:
+    """Write into ``folder``, and read from it."""
+    storage = StreamWithMetaStorage(folder, SourceFormat())
+    with storage.sync_writer() as writer:
+        for number, (source, count) in enumerate(SOURCES.items()):
+            writer.append(0, (source, [100 * number] * count))
 
-        # With a collate function: what unpack gave, one a sample.
-        with StatefulDataLoader.from_storage(
-            storage, list, sequence_length=8, local_batch_size=2, device="cpu"
-        ) as loader:
-            for batch in loader:
-                print("sources of each window:", [sorted(set(sources)) for _, sources in batch])
+    # With a collate function: what unpack gave, one a sample.
+    with StatefulDataLoader.from_storage(storage, list, sequence_length=8, local_batch_size=2, device="cpu") as loader:
+        for batch in loader:
+            print("sources of each window:", [sorted(set(sources)) for _, sources in batch])
 
-        # Without: tensors for the whole batch, and payloads as bytes end to end. No Python a sample.
-        with StatefulDataLoader.from_storage(
-            storage, None, sequence_length=8, local_batch_size=2, device="cpu"
-        ) as loader:
-            for batch in loader:
-                bounds, offsets = batch["span_bounds"].tolist(), batch["span_offsets"].tolist()
-                payload = batch["span_payload"].numpy().tobytes()
-                names = [payload[begin:end].decode() for begin, end in pairwise(offsets)]
-                for window, tokens in enumerate(batch["elements"]):
-                    mine = names[bounds[window] : bounds[window + 1]]
-                    for span, name in enumerate(mine):
-                        inside = batch["span_index"][window] == span  # bool [T]: a loss mask for one source, say
-                        print(
-                            f"window {window}: {int(inside.sum())} tokens of {name}, the first {int(tokens[inside][0])}"
-                        )
+    # Without: tensors for the whole batch, and payloads as bytes end to end. No Python a sample.
+    with StatefulDataLoader.from_storage(storage, None, sequence_length=8, local_batch_size=2, device="cpu") as loader:
+        for batch in loader:
+            bounds, offsets = batch["span_bounds"].tolist(), batch["span_offsets"].tolist()
+            payload = batch["span_payload"].numpy().tobytes()
+            names = [payload[begin:end].decode() for begin, end in pairwise(offsets)]
+            for window, tokens in enumerate(batch["elements"]):
+                mine = names[bounds[window] : bounds[window + 1]]
+                for span, name in enumerate(mine):
+                    inside = batch["span_index"][window] == span  # bool [T]: a loss mask for one source, say
+                    print(f"window {window}: {int(inside.sum())} tokens of {name}, the first {int(tokens[inside][0])}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
-    main(parser.parse_args().directory)
+    parser.add_argument("folder", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
+    given = parser.parse_args().folder
+    with TemporaryDirectory() as temporary:
+        main(given or Path(temporary))

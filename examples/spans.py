@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -41,22 +40,23 @@ class PageFormat:
         return [(addresses[span], stream[document_index == span].tobytes().decode()) for span in range(len(addresses))]
 
 
-def main(directory: Path | None = None) -> None:
-    """Run in ``directory``, or in a temporary one."""
-    with nullcontext(directory) if directory is not None else TemporaryDirectory() as folder:
-        storage = StreamWithMetaStorage(Path(folder), PageFormat())
-        with storage.sync_writer() as writer:
-            writer.append(0, [("moby/1", b"Call me Ishmael. "), ("moby/2", b"I stuffed a shirt or two. ")])
-            writer.append(1, [("emma/1", b"Emma Woodhouse, handsome, clever, and rich. ")])
+def main(folder: Path) -> None:
+    """Write into ``folder``, and read from it."""
+    storage = StreamWithMetaStorage(folder, PageFormat())
+    with storage.sync_writer() as writer:
+        writer.append(0, [("moby/1", b"Call me Ishmael. "), ("moby/2", b"I stuffed a shirt or two. ")])
+        writer.append(1, [("emma/1", b"Emma Woodhouse, handsome, clever, and rich. ")])
 
-        # A window knows the spans that it touches, and nothing is stored beside each token for it.
-        with StreamDataset(storage, sequence_length=28).sync_reader() as windows:
-            for number in range(len(windows)):
-                for address, text in windows[number]:
-                    print(f"window {number}: {text!r} is from {address}")
+    # A window knows the spans that it touches, and nothing is stored beside each token for it.
+    with StreamDataset(storage, sequence_length=28).sync_reader() as windows:
+        for number in range(len(windows)):
+            for address, text in windows[number]:
+                print(f"window {number}: {text!r} is from {address}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
-    main(parser.parse_args().directory)
+    parser.add_argument("folder", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
+    given = parser.parse_args().folder
+    with TemporaryDirectory() as temporary:
+        main(given or Path(temporary))

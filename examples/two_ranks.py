@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import closing, nullcontext
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,33 +56,33 @@ def run_rank(rank: int, world_size: int, folder: Path, steps: int) -> None:
     dist.destroy_process_group()
 
 
-def main(directory: Path | None = None) -> None:
-    """Run in ``directory``, or in a temporary one."""
-    with nullcontext(directory) if directory is not None else TemporaryDirectory() as name:
-        folder = Path(name)
-        storage = StreamStorage(folder / "data", StreamNumpyFormat(np.dtype([("tokens", "<i4")])))
-        with storage.sync_writer() as writer:
-            writer.append(0, {"tokens": np.arange(10 * NUM_WINDOWS, dtype=np.int32)})
-        with make_loader(folder / "data", rank=0, world_size=1) as loader:
-            alone = [batch.tolist() for batch in loader]
+def main(folder: Path) -> None:
+    """Write into ``folder``, and read from it."""
+    storage = StreamStorage(folder / "data", StreamNumpyFormat(np.dtype([("tokens", "<i4")])))
+    with storage.sync_writer() as writer:
+        writer.append(0, {"tokens": np.arange(10 * NUM_WINDOWS, dtype=np.int32)})
+    with make_loader(folder / "data", rank=0, world_size=1) as loader:
+        alone = [batch.tolist() for batch in loader]
 
-        spawn(run_rank, args=(2, folder, 4), nprocs=2)  # type: ignore[no-untyped-call]
-        notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
-        together = notes["seen"]
-        assert together == alone[:4]
-        print("two ranks, 4 steps: each global batch is that of one rank, e.g.", together[0])
+    spawn(run_rank, args=(2, folder, 4), nprocs=2)  # type: ignore[no-untyped-call]
+    notes = json.loads((folder / "notes.json").read_text(encoding="utf-8"))
+    together = notes["seen"]
+    assert together == alone[:4]
+    print("two ranks, 4 steps: each global batch is that of one rank, e.g.", together[0])
 
-        # Any rank's state is everybody's state.
-        with make_loader(folder / "data", rank=0, world_size=1) as loader:
-            loader.load_state_dict(notes["state"])
-            rest = [batch.tolist() for batch in loader]
-        assert rest == alone[4:]
-        seen = sorted(sample // 10 for batch in together + rest for sample in batch)
-        assert seen == list(range(NUM_WINDOWS))
-        print(f"one rank, {len(rest)} steps more: every one of {NUM_WINDOWS} windows was seen once")
+    # Any rank's state is everybody's state.
+    with make_loader(folder / "data", rank=0, world_size=1) as loader:
+        loader.load_state_dict(notes["state"])
+        rest = [batch.tolist() for batch in loader]
+    assert rest == alone[4:]
+    seen = sorted(sample // 10 for batch in together + rest for sample in batch)
+    assert seen == list(range(NUM_WINDOWS))
+    print(f"one rank, {len(rest)} steps more: every one of {NUM_WINDOWS} windows was seen once")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
-    main(parser.parse_args().directory)
+    parser.add_argument("folder", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
+    given = parser.parse_args().folder
+    with TemporaryDirectory() as temporary:
+        main(given or Path(temporary))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,29 +26,30 @@ def make_loader(storage: DocumentStorage, **how: Any) -> StatefulDataLoader:
     return StatefulDataLoader.from_storage(storage, collate, **options, **how)
 
 
-def main(directory: Path | None = None) -> None:
-    """Run in ``directory``, or in a temporary one."""
-    with nullcontext(directory) if directory is not None else TemporaryDirectory() as folder:
-        storage = DocumentStorage(Path(folder), DocumentJsonFormat())
-        with storage.sync_writer() as writer:
-            for number in range(24):
-                writer.append(0, {"text": "ab" * (number + 1)})
+def main(folder: Path) -> None:
+    """Write into ``folder``, and read from it."""
+    storage = DocumentStorage(folder, DocumentJsonFormat())
+    with storage.sync_writer() as writer:
+        for number in range(24):
+            writer.append(0, {"text": "ab" * (number + 1)})
 
-        with make_loader(storage) as loader:
-            alone = list(loader)
-        # The first iter starts the processes, close ends them; prefetch is the number of batches under way.
-        with make_loader(storage, parallel_method="process", num_workers=2, prefetch=4) as loader:
-            together = list(loader)
-        assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(alone, together, strict=True))
-        pids = {int(batch["worker"]) for batch in together}
-        assert os.getpid() not in pids
-        print(
-            f"{len(together)} batches from {len(pids)} processes, the same as without: first",
-            together[0]["tokens"].shape,
-        )
+    with make_loader(storage) as loader:
+        alone = list(loader)
+    # The first iter starts the processes, close ends them; prefetch is the number of batches under way.
+    with make_loader(storage, parallel_method="process", num_workers=2, prefetch=4) as loader:
+        together = list(loader)
+    assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(alone, together, strict=True))
+    pids = {int(batch["worker"]) for batch in together}
+    assert os.getpid() not in pids
+    print(
+        f"{len(together)} batches from {len(pids)} processes, the same as without: first",
+        together[0]["tokens"].shape,
+    )
 
 
 if __name__ == "__main__":  # a process that is spawned imports this file
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
-    main(parser.parse_args().directory)
+    parser.add_argument("folder", type=Path, nargs="?", help="an empty folder (default: a temporary one)")
+    given = parser.parse_args().folder
+    with TemporaryDirectory() as temporary:
+        main(given or Path(temporary))
