@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,36 +73,62 @@ def test_a_child_checks_what_a_thread_of_the_parent_was_checking(tmp_path: Path)
     assert statuses == [0]
 
 
+def data_files_open(folder: Path) -> int:
+    """How many descriptors of this process are those of files in a folder."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found += os.readlink(f"/proc/self/fd/{name}").startswith(str(folder))
+    return found
+
+
+def test_a_child_keeps_no_descriptor_of_its_parents_files(tmp_path: Path) -> None:
+    """Neither of a reader that it uses, nor of one that it does not; one that was reading may be closed."""
+    storage = make_stream(tmp_path, [9, 3], read_interface=PosixPreadIO())
+    statuses = []
+    with storage.sync_reader() as reader, storage.sync_reader() as other:
+        read_first(reader)
+        read_first(other)
+        assert data_files_open(tmp_path) == 2
+
+        def use_and_close() -> None:
+            assert data_files_open(tmp_path) == 0
+            read_first(reader)
+            assert data_files_open(tmp_path) == 1
+            reader.close()
+            assert data_files_open(tmp_path) == 0
+
+        def close() -> None:
+            reader.close()
+            assert data_files_open(tmp_path) == 0
+
+        for act in (use_and_close, close):
+            while_held_up(
+                reader.opened[1],
+                "_gather",
+                lambda: read_first(reader),
+                lambda act=act: statuses.append(status_of_child(act)),  # type: ignore[misc]
+            )
+        assert data_files_open(tmp_path) == 2
+        read_first(other)
+    assert statuses == [0, 0]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_first_reads_of_a_child_may_be_several_at_once(tmp_path: Path, backend: str) -> None:
-    storage = make_stream(tmp_path, [9], read_interface=BACKENDS[backend]())
-    with storage.sync_reader() as reader:
-        read_first(reader)
-        files = reader.opened[1]
+    """Also where a thread of the parent was opening a file, and held the lock for that."""
+    statuses = []
+    with make_stream(tmp_path, [9], read_interface=BACKENDS[backend]()).sync_reader() as reader:
 
         def read() -> None:
-            forget, forgot, failed = files._forget, [], []
+            with ThreadPoolExecutor(3) as threads:
+                for reading in [threads.submit(read_first, reader) for _ in range(3)]:
+                    reading.result()
 
-            def meanwhile() -> None:
-                try:
-                    read_first(reader)
-                except BaseException as error:  # noqa: BLE001  whatever it is, the child says so
-                    failed.append(error)
-
-            other = threading.Thread(target=meanwhile)
-
-            def forget_slowly() -> None:
-                forgot.append(threading.current_thread())
-                if len(forgot) == 1:
-                    other.start()
-                    # The other thread comes to its end here only if it does not wait for this one.
-                    other.join(0.05)
-                forget()
-
-            files._forget = forget_slowly
-            read_first(reader)
-            other.join()
-            assert not failed
-            assert len(forgot) == 1
-
-        assert status_of_child(read) == 0
+        while_held_up(
+            reader.opened[1],
+            "_open_one",
+            lambda: read_first(reader),
+            lambda: statuses.append(status_of_child(read)),
+        )
+    assert statuses == [0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import threading
 from collections.abc import Generator
@@ -293,24 +292,20 @@ def test_an_interrupt_while_other_shards_are_written_out_gives_those_up(
     assert not [name for name in names(tmp_path) if name.startswith(".tmp")]
 
 
-@pytest.mark.parametrize("step", ["open", "write_at", "finish_file"])
+@pytest.mark.parametrize("step", ["write_at", "finish_file"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupt_leaves_no_temporary_file_behind(
     kind: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each call of a step, when it is done; also while the writer closes."""
     calls = 0
-    holder: Any = os if step == "open" else disk
-    original = getattr(holder, step)
+    original = getattr(disk, step)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         result = original(*args, **kwargs)
-        calls += step != "open" or ".tmp" in str(args[0])
+        calls += 1
         if calls == fatal:
-            calls += 1
-            if step == "open":
-                os.close(result)
             raise KeyboardInterrupt
         return result
 
@@ -322,7 +317,7 @@ def test_an_interrupt_leaves_no_temporary_file_behind(
                 for shard in (0, 1):
                     opened_writer.append(shard, record_of(kind, shard))
                     opened_writer._parts[shard].flush()
-                patch.setattr(holder, step, interrupted)
+                patch.setattr(disk, step, interrupted)
                 opened_writer.append(2, record_of(kind, 2))
                 opened_writer._parts[2].flush()
         except KeyboardInterrupt:
@@ -349,50 +344,35 @@ def test_an_interrupt_before_the_manifest_has_its_name_leaves_no_temporary_file_
     assert shards_of(tmp_path, opened("document", tmp_path)) == [written("document", [1])]
 
 
-def test_an_interrupt_while_a_file_is_made_leaves_neither_file_nor_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python raises it between the call that opened the file and whoever wants its descriptor."""
-
-    def interrupted(*args: Any) -> int:
-        descriptor = open_file(*args)
-        opened_files.append(descriptor)
-        _thread.interrupt_main()
-        return descriptor
-
-    opened_files: list[int] = []
-    open_file = os.open
-    monkeypatch.setattr(os, "open", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        disk.create(str(tmp_path / "file"))
-    assert opened_files
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(opened_files[0])
-    assert names(tmp_path) == []
-
-
 def test_no_thread_of_a_close_goes_on_when_it_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one whose start was interrupted, which no pool waits for: its file is about to be removed."""
     started: list[threading.Thread] = []
     running: list[threading.Thread] = []
-    over = threading.Event()
-    start, finish = threading.Thread.start, disk.finish_file
+    at_work, over = threading.Event(), threading.Event()
+    start, finish, wait_for = threading.Thread.start, disk.finish_file, threading.Condition.wait_for
 
     def start_interrupted(thread: threading.Thread) -> None:
-        start(thread)
         started.append(thread)
+        start(thread)
         if len(started) == 2:
+            at_work.wait()
             raise KeyboardInterrupt
 
     def finish_late(path: str, size: int) -> None:
         thread = threading.current_thread()
         if started[1:] == [thread]:
             running.append(thread)
-            over.wait(0.2)
+            at_work.set()
+            over.wait()
             finish(path, size)
             running.remove(thread)
         else:
+            at_work.wait()  # else the first thread might do all the work
             finish(path, size)
+
+    def end_and_wait_for(condition: threading.Condition, *args: Any) -> Any:
+        over.set()
+        return wait_for(condition, *args)
 
     documents = DocumentWriter(tmp_path, Raw())
     documents.open()
@@ -401,10 +381,13 @@ def test_no_thread_of_a_close_goes_on_when_it_was_interrupted(tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start_interrupted)
         patch.setattr(disk, "finish_file", finish_late)
+        # A close that does not wait comes back while the thread is at work.
+        patch.setattr(threading.Condition, "wait_for", end_and_wait_for)
         with pytest.raises(KeyboardInterrupt):
             documents.close()
-        assert running == []
+        still_running = list(running)
         over.set()
         for thread in started:
             thread.join()
+    assert still_running == []
     assert not [name for name in names(tmp_path) if name.startswith(".tmp")]

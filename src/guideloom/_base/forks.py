@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 
 
 class Forks:
@@ -13,20 +12,15 @@ class Forks:
     ----------
     count : int
         How many forks lie between the program's first process and this one.
-    lock : lock
-        For whoever makes an object of the parent usable here: several threads may find at once that it is not. Made
-        anew by each fork.
     """
 
-    __slots__ = ("count", "lock")
+    __slots__ = ("count",)
 
     def __init__(self) -> None:
         self.count = 0
-        self.lock = threading.Lock()
 
     def add(self) -> None:
         """Count the fork that made this process."""
-        self.lock = threading.Lock()
         self.count += 1
 
 

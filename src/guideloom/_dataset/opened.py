@@ -120,9 +120,11 @@ class SyncOpened(Opened[OperationsT, FileSet]):
 
     def close(self) -> None:
         """Close all files; safe to call again, and while other threads read: the last of them closes."""
-        opened, self._opened = self._opened, None
+        opened = self._opened
         if opened is not None:
+            # Closed first: should an interrupt end that, a further call goes on with it.
             opened[1].close()
+            self._opened = None
 
     @property
     def identity(self) -> str:

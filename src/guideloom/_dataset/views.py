@@ -53,9 +53,11 @@ class SyncView(ABC, Generic[SyncReaderT]):
 
     def close(self) -> None:
         """Close the storage; safe to call again."""
-        opened, self._opened = self._opened, None
+        opened = self._opened
         if opened is not None:
+            # Closed first: should an interrupt end that, a further call goes on with it.
             opened[0].close()
+            self._opened = None
 
     def batch_source(self) -> BatchSource:
         """Return batched access, for the loader."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import PurePath
 
+from guideloom._base.interrupts import open_descriptor
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
 from guideloom._io.checks import READ_AHEAD_BYTES, check_range, check_read_ahead, not_open, short_read
 from guideloom._io.threaded import ThreadedAsyncReader
@@ -14,7 +15,7 @@ from guideloom._io.threaded import ThreadedAsyncReader
 
 def map_file(path: str | os.PathLike[str]) -> tuple[mmap.mmap | None, int]:
     """Map a whole file read-only; returns the map (None for an empty file) and the size in bytes."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
         return (mmap.mmap(fd, size, access=mmap.ACCESS_READ) if size else None), size

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import PurePath
 
+from guideloom._base.interrupts import open_descriptor
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
 from guideloom._io.checks import READ_AHEAD_BYTES, check_range, check_read_ahead, not_open, short_read
 from guideloom._io.into import IntoReader
@@ -28,7 +29,7 @@ class PreadReader(IntoReader):
 
     def open(self) -> None:
         self.close()
-        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = open_descriptor(self._path, os.O_RDONLY | os.O_CLOEXEC)
         if self._advice:
             advise_random(self._fd)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
 import os
 import pickle
 import sys
@@ -36,26 +38,25 @@ _CACHE_ERRORS = (
 # functions may hold: a child would wait for ever on what a thread that it does not have held at that moment, the locks
 # of half-done imports included. Reentrant, as numba's is: what compiles may fork.
 _compiling = threading.RLock()
-_held_over_fork = threading.local()
+_releases: list[Callable[[], None]] = []
 
 
 def _hold_numbas() -> None:
+    _releases.clear()
     lock = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
     if lock is not None:
+        lock = getattr(lock, "_lock", lock)  # The methods of the lock around it are Python's again.
+        _releases.append(lock.release)
         lock.acquire()
-        _held_over_fork.lock = lock
 
 
-def _give_back_numbas() -> None:
-    lock = vars(_held_over_fork).pop("lock", None)
-    if lock is not None:
-        lock.release()
-
+# Calls the one release, if there is one, and all of that in C: a signal handler that raises could end a function of
+# ours before it has done anything.
+_give_back_numbas = functools.partial(max, _releases, key=operator.call, default=None)
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_hold_numbas, after_in_parent=_give_back_numbas, after_in_child=_give_back_numbas)
-    # What is registered last is called first before a fork, and last after it. The lock's own methods, since a signal
-    # handler that raises could end a function of ours before it has done anything.
+    # What is registered last is called first before a fork, and last after it.
     os.register_at_fork(
         before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release
     )

@@ -15,6 +15,7 @@ from time import perf_counter, thread_time
 from typing import Any
 
 from guideloom._base.forks import FORKS
+from guideloom._base.interrupts import interrupts_later
 from guideloom._loader.outbox import PARKED, Failure, Outbox, Pace, Sleeper
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import EndOfEpoch, Feed, Schedule, Work
@@ -130,16 +131,19 @@ class ThreadFeed:
             bodies.append(_Batching(self, enter_thread))
         self._alive = len(bodies)
         self._threads = [threading.Thread(target=body, name=body.name, daemon=True) for body in bodies]
-        register(self)
-        on_start(self)
-        try:
-            for thread in self._threads:
-                thread.start()
-        except BaseException:
-            self.stop()
-            for body in bodies:
-                body.give_up()
-            raise
+        # What starts a thread would lose it, or have ``threading`` list it for ever.
+        with interrupts_later():
+            register(self)
+            on_start(self)
+            try:
+                for thread in self._threads:
+                    thread.start()
+            except BaseException:
+                # No room for another thread.
+                self.stop()
+                for body in bodies:
+                    body.give_up()
+                raise
 
     # --- the caller's side ---
 

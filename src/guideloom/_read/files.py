@@ -7,6 +7,7 @@ import mmap
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import PurePath
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._base.errors import CorruptDataError, GuideLoomError, OutOfRangeError
+from guideloom._base.interrupts import open_descriptor
 from guideloom._base.protocols import IOReaderAbstract, IOSyncReaderAbstract
 from guideloom._io.mapped import MmapIO, map_file
 from guideloom._io.pread import PosixPreadIO, advise_random
@@ -43,7 +45,7 @@ class PreadFileSet(PooledFileSet[int]):
 
     def _open_one(self, file: int) -> tuple[int, int]:
         try:
-            fd = os.open(self.table.paths[file], os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_descriptor(self.table.paths[file], os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise self.table.missing(file) from error
         try:
@@ -57,6 +59,21 @@ class PreadFileSet(PooledFileSet[int]):
 
     def _close_one(self, handle: int) -> None:
         os.close(handle)
+
+    def _close_files(self, files: list[int]) -> None:
+        # In one go within C: an interrupt finds each descriptor closed, or kept.
+        deque(map(os.close, map(self._handles.pop, files)), maxlen=0)
+
+    def _forget(self) -> None:
+        # The child's own copies; reads do not move a place in the file that it would share with the parent.
+        with suppress(OSError):
+            self._close_files(list(self._handles))
+        super()._forget()
+
+    def __del__(self) -> None:
+        # Of a reader that nobody closed, or whose close was interrupted.
+        with suppress(OSError, AttributeError):  # It may not have been made to its end.
+            self._close_files(list(self._handles))
 
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
         if hasattr(os, "posix_fadvise"):
@@ -128,8 +145,9 @@ class MappedFileSet(PooledFileSet[Any]):
         room = request.columns[0].shape[0] * request.columns[0].shape[1]
         status = np.zeros(STATUS_SIZE, np.int64)
         lo = request.lo
-        self._enter()
+        user = object()
         try:
+            self._enter(user)
             if not request.asked and (self.readahead.cold or self.readahead.untried):
                 self._advise(request.file, request.src, request.nbytes, lo, request.hi)
             while True:
@@ -147,7 +165,8 @@ class MappedFileSet(PooledFileSet[Any]):
                 self._ensure(int(request.file[stopped]))
                 lo = stopped
         finally:
-            self._leave()
+            self._users.discard(user)
+            self._left()
 
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
         self._open_ahead(file[lo:hi])

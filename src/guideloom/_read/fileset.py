@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._base.errors import CorruptDataError, GuideLoomError, MissingShardError, NotOpenError
-from guideloom._base.forks import FORKS
 from guideloom._kernels.status import BAD_RANGE, BLOCKS, FAILED, SHORT, WAITED, WAITS
 from guideloom._read.readahead import Readahead
 from guideloom._read.requests import Gather, Spread
@@ -87,13 +87,11 @@ class FileSet(ABC):
 
     def __init__(self, table: FileTable, read_ahead_bytes: int = 0) -> None:
         self.table = table
-        self._lock = threading.Lock()
-        # One entry for each gather under way. Lists grow and shrink atomically, and a gather is counted before it looks
+        # One entry for each gather under way. Sets grow and shrink atomically, and a gather is counted before it looks
         # whether the set is closed: so either it sees that, or who closes sees it.
-        self._users: list[None] = []
+        self._users: set[object] = set()
         self._closed = False
-        self._released = False
-        self._forks = FORKS.count
+        _ALL.add(self)
         self.readahead = Readahead(read_ahead_bytes)
         self.checker: BlockChecker | None = None  # set by whoever opened the data set, before the first gather
 
@@ -123,24 +121,28 @@ class FileSet(ABC):
         asked : bool
             Whether these bytes were asked for ahead, with ``ahead``.
         """
-        self._enter()
+        user = object()
         try:
+            self._enter(user)
             if not asked and (self.readahead.cold or self.readahead.untried):
                 self._advise(file, src, nbytes, lo, hi)
             if self.checker is not None:
                 self.checker.check_ranges(file, src, nbytes, lo, hi)
             self._gather(file, src, dst, nbytes, lo, hi, out, shift)
         finally:
-            self._leave()
+            self._users.discard(user)
+            self._left()
 
     def ahead(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
         """Ask for the bytes of runs that will be gathered soon; does nothing where reads do not wait."""
         if self.readahead.cold:
-            self._enter()
+            user = object()
             try:
+                self._enter(user)
                 self._advise(file, src, nbytes, lo, hi)
             finally:
-                self._leave()
+                self._users.discard(user)
+                self._left()
 
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:  # noqa: B027
         """Pass the advice on, where the backend has a way to."""
@@ -162,50 +164,54 @@ class FileSet(ABC):
     def close(self) -> None:
         """Close the files; a gather after this is a ``RuntimeError``."""
         self._closed = True
-        if not self._users:
-            self._release_once()
+        self._left()
 
-    def _enter(self) -> None:
-        if self._forks != FORKS.count:
-            self._after_fork()
-        self._users.append(None)
+    def _enter(self, user: object) -> None:
+        """Count a use of the files, until ``user`` is taken out of ``_users`` again.
+
+        Whoever calls this does so in the ``try`` whose ``finally`` does that: an interrupt may strike at any point, and
+        a use that nobody ends would keep the files open.
+        """
+        self._users.add(user)
         if self._closed:
-            self._leave()
             raise NotOpenError("this reader is closed: open it again, or keep it open while threads read from it")
 
-    def _leave(self) -> None:
-        self._users.pop()
+    def _left(self) -> None:
         if self._closed and not self._users:
-            self._release_once()
-
-    def _release_once(self) -> None:
-        with self._lock:
-            released, self._released = self._released, True
-        if not released:
             self._release()
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
+        """Make the file set usable in the child of a fork."""
         # The parent's threads do not exist here, so neither do their locks nor their use of the files.
-        with FORKS.lock:
-            if self._forks == FORKS.count:
-                return
-            self._lock = threading.Lock()
-            self._users = []
-            self._forget()
-            if self.checker is not None:
-                self.checker.forget_threads()
-            self._forks = FORKS.count
+        self._users = set()
+        self._forget()
+        if self.checker is not None:
+            self.checker.forget_threads()
 
     @abstractmethod
     def _gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> None: ...
 
     @abstractmethod
     def _release(self) -> None:
-        """Close everything."""
+        """Close everything; several threads may call it, and any number of times."""
 
     @abstractmethod
     def _forget(self) -> None:
         """Drop what the parent of this forked process had open, so that it is opened anew."""
+
+
+_ALL: weakref.WeakSet[FileSet] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    # At once, while the numbers of the parent's descriptors surely are those of its files: a child that becomes a
+    # daemon closes them all, and gives the numbers to other files.
+    for files in list(_ALL):
+        files.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 class PooledFileSet(FileSet, Generic[HandleT]):
@@ -220,8 +226,11 @@ class PooledFileSet(FileSet, Generic[HandleT]):
         self.capacity = max(1, capacity)
         self.values = np.full(len(table.paths), -1, np.int64)
         self._handles: dict[int, HandleT] = {}  # in order of last use
-        self._pins: dict[int, int] = {}
-        self._pool = threading.Condition(threading.Lock())
+        # Of each file the lists of who keeps it open; emptying a list ends all of its pins, in one step.
+        self._pins: dict[int, list[list[int]]] = {}
+        # Entered as a lock, not as a condition, whose own code an interrupt could end with the lock held.
+        self._pool = threading.Lock()
+        self._room = threading.Condition(self._pool)
 
     @property
     def num_open(self) -> int:
@@ -234,6 +243,11 @@ class PooledFileSet(FileSet, Generic[HandleT]):
 
     @abstractmethod
     def _close_one(self, handle: HandleT) -> None: ...
+
+    def _close_files(self, files: list[int]) -> None:
+        """Close open files, and forget their handles."""
+        for file in files:
+            self._close_one(self._handles.pop(file))
 
     @abstractmethod
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
@@ -261,13 +275,13 @@ class PooledFileSet(FileSet, Generic[HandleT]):
             pinned: list[int] = []
             try:
                 for number in sorted(wanted):
-                    self._pin(number, alone=not pinned)
-                    pinned.append(number)
+                    self._pin(number, pinned)
                 stopped = self._gather_open(file, src, dst, nbytes, lo, end, out, shift)
                 if stopped >= 0:
                     raise RuntimeError(f"file {int(file[stopped])} was evicted while pinned")
             finally:
-                self._unpin(pinned)
+                pinned.clear()
+                self._unpinned()
             lo = end
 
     def _open_ahead(self, file: I64) -> None:
@@ -290,50 +304,53 @@ class PooledFileSet(FileSet, Generic[HandleT]):
         self._handles[file] = handle
         self.values[file] = value
 
-    def _pin(self, file: int, alone: bool) -> None:
-        """Open ``file`` and keep it open; waits for room only without other pins (``alone``): no ring of waiters."""
+    def _pin(self, file: int, pinned: list[int]) -> None:
+        """Open ``file``, keep it open, and add it to ``pinned``; waits for room only when that is empty.
+
+        Else two threads that hold pins could wait for each other.
+        """
         with self._pool:
             while True:
                 if self.values[file] >= 0:
                     self._handles[file] = self._handles.pop(file)
                     break
                 if len(self._handles) >= self.capacity:
-                    victim = next((f for f in self._handles if not self._pins.get(f)), None)
+                    victim = self._victim()
                     if victim is not None:
                         self.values[victim] = -1
-                        self._close_one(self._handles.pop(victim))
+                        self._close_files([victim])
                         continue
-                    if alone:
-                        self._pool.wait()
+                    if not pinned:
+                        self._room.wait()
                         continue
                     # Over capacity by what the other threads hold: bounded by threads * capacity / 8.
                 self._open_locked(file)
                 break
-            self._pins[file] = self._pins.get(file, 0) + 1
+            others = list(filter(None, self._pins.get(file, ())))
+            self._pins[file] = [*others, pinned]
+            pinned.append(file)
 
-    def _unpin(self, files: list[int]) -> None:
+    def _victim(self) -> int | None:
+        return next((file for file in self._handles if not any(self._pins.get(file, ()))), None)
+
+    def _unpinned(self) -> None:
         with self._pool:
-            for file in files:
-                self._pins[file] -= 1
-                if not self._pins[file]:
-                    del self._pins[file]
             while len(self._handles) > self.capacity:
-                victim = next((f for f in self._handles if f not in self._pins), None)
+                victim = self._victim()
                 if victim is None:
                     break
                 self.values[victim] = -1
-                self._close_one(self._handles.pop(victim))
-            self._pool.notify_all()
+                self._close_files([victim])
+            self._room.notify_all()
 
     def _release(self) -> None:
         with self._pool:
-            handles, self._handles = self._handles, {}
             self.values.fill(-1)
-        for handle in handles.values():
-            self._close_one(handle)
+            self._close_files(list(self._handles))
 
     def _forget(self) -> None:
-        self._pool = threading.Condition(threading.Lock())
+        self._pool = threading.Lock()
+        self._room = threading.Condition(self._pool)
         self._pins = {}
         self._handles = {}
         self.values.fill(-1)

@@ -63,7 +63,9 @@ class BlockChecker:
         np.cumsum(-(-catalog.sizes // BLOCK_BYTES), out=self._starts[1:])
         self._checked = np.zeros(int(self._starts[-1]), np.bool_)
         self._sums: dict[str, npt.NDArray[np.uint64]] = {}
-        self._changed = threading.Condition()
+        # Entered as a lock, not as a condition, whose own code an interrupt could end with the lock held.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._claimed: set[int] = set()
 
     @property
@@ -73,7 +75,8 @@ class BlockChecker:
 
     def forget_threads(self) -> None:
         """Give up what the threads of the parent of this forked process were checking: they do not exist here."""
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._claimed = set()
 
     def check_ranges(self, file: Int64s, src: Int64s, nbytes: Int64s, lo: int, hi: int) -> None:
@@ -145,18 +148,21 @@ class BlockChecker:
         self._checked[block] = True
 
     def _check_once(self, block: int) -> None:
-        with self._changed:
-            while block in self._claimed:
-                self._changed.wait()
-            if self._checked[block]:
-                return
-            self._claimed.add(block)
+        claimed = False
         try:
+            with self._lock:
+                while block in self._claimed:
+                    self._changed.wait()
+                if self._checked[block]:
+                    return
+                claimed = True
+                self._claimed.add(block)
             self.accept(block, self._read(*self.place(block)))
         finally:
-            with self._changed:
-                self._claimed.discard(block)
-                self._changed.notify_all()
+            if claimed:
+                with self._lock:
+                    self._claimed.discard(block)
+                    self._changed.notify_all()
 
     def _sums_of(self, name: str) -> npt.NDArray[np.uint64]:
         sums = self._sums.get(name)

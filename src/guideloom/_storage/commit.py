@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from guideloom._base.errors import ConcurrentCommitError, GuideLoomError
+from guideloom._base.interrupts import interrupts_later
 from guideloom._storage import disk
 from guideloom._storage.catalog import Kind
 from guideloom._storage.local import LocalFolder, drive
@@ -66,6 +67,7 @@ class Committer:
         self._dtype = dtype
         self._format_name = format_name
         self._metadata = metadata
+        self._temporaries: list[str] = []
 
     def commit(self, parts: Sequence[OpenPart]) -> tuple[list[CommitRecord], list[Failure]]:
         """Commit parts, each for itself: one that fails leaves the others alone.
@@ -78,30 +80,26 @@ class Committer:
             Of the others, whose files are gone.
         """
         failures: list[Failure] = []
-        records: dict[int, tuple[CommitRecord, str]] = {}
         committed: list[CommitRecord] = []
         try:
-            self._commit(parts, records, committed, failures)
+            self._commit(parts, committed, failures)
         except BaseException as error:
-            for part in parts:
-                self._discard(part)
+            self.discard(parts)
             done = {record.shard for record in committed}
             say_what_is_committed(error, done, {part.shard for part in parts} - done)
             raise
         finally:
-            for _, temporary in records.values():
-                # What stays is a leftover; it must not hide that the shards are committed.
-                with contextlib.suppress(OSError):
-                    disk.unlink(temporary)
+            self._remove_temporaries()
         return committed, failures
 
     def _commit(
         self,
         parts: Sequence[OpenPart],
-        records: dict[int, tuple[CommitRecord, str]],
         committed: list[CommitRecord],
         failures: list[Failure],
     ) -> None:
+        records: dict[int, tuple[CommitRecord, str]] = {}
+
         def each(step: Callable[[OpenPart], None], over: Iterable[OpenPart], threads: int = 1) -> list[OpenPart]:
             passed = []
             chosen = list(over)
@@ -131,7 +129,12 @@ class Committer:
 
         def publish(part: OpenPart) -> None:
             record, temporary = records[part.shard]
-            if not disk.link_new(temporary, os.path.join(self._folder, record.name)):
+            # What is committed is known to be, also when an interrupt comes meanwhile.
+            with interrupts_later():
+                linked = disk.link_new(temporary, os.path.join(self._folder, record.name))
+                if linked:
+                    committed.append(record)
+            if not linked:
                 raise ConcurrentCommitError(
                     f"another writer committed part {part.part} of shard {part.shard} after this one began it: nothing "
                     "of this writer's data for the shard was kept; to add it behind the other's, write it again with "
@@ -139,7 +142,6 @@ class Committer:
                     path=os.path.join(self._folder, record.name),
                     shard=part.shard,
                 )
-            committed.append(record)
 
         ready = each(sync_and_name, each(complete, parts), _SYNC_THREADS)
         if ready:
@@ -173,8 +175,24 @@ class Committer:
 
     def _write_temporary(self, suffix: str, data: bytes) -> str:
         path = os.path.join(self._folder, f"{TEMPORARY_PREFIX}{self._token}-{suffix}")
+        self._temporaries.append(path)
         disk.write_file(path, data)
         return path
+
+    def _remove_temporaries(self) -> None:
+        # A handler's error must not be taken for one of the disk.
+        with interrupts_later():
+            for path in self._temporaries:
+                # What stays is a leftover; it must not hide that the shards are committed.
+                with contextlib.suppress(OSError):
+                    disk.unlink(path)
+            self._temporaries.clear()
+
+    def discard(self, parts: Iterable[OpenPart]) -> None:
+        """Remove the files of parts, but those of committed ones, and what else is temporary."""
+        for part in parts:
+            self._discard(part)
+        self._remove_temporaries()
 
     def _discard(self, part: OpenPart) -> None:
         """Remove a part's files, except those that a record of another writer names, or may come to name.
@@ -211,6 +229,8 @@ def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threa
         try:
             step(part)
         except (OSError, GuideLoomError) as error:
+            if isinstance(error, OSError) and error.errno is None:
+                raise  # Of no system call: a signal's handler raised it, and means all of us.
             return error
         return None
 
@@ -275,22 +295,20 @@ def gather_manifest(folder: str, token: str, known: Parts | None) -> None:
     target = os.path.join(folder, MANIFEST)
     temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{token}{MANIFEST_IN_PROGRESS}")
     for _ in range(_GATHER_ROUNDS):
-        descriptor = disk.create(temporary)
+        disk.create_empty(temporary)
         try:
             before = _listed(folder)
             known = _committed(local, folder, before[0], known)
             data = None if known is None else encode_manifest(known, before[1])
         except BaseException:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
                 disk.unlink(temporary)
             raise
         if data is None:
-            disk.close(descriptor, temporary)
             disk.unlink(temporary)
             return
         try:
-            disk.fill(descriptor, temporary, data)
+            disk.fill(temporary, data)
             disk.rename(temporary, target)
         except FileNotFoundError:
             continue  # withdrawn: others commit

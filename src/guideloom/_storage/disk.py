@@ -10,10 +10,11 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, MutableMapping
 from typing import Any, NoReturn
 
-from guideloom._base.interrupts import interrupts_later
+from guideloom._base.interrupts import open_descriptor
 
 before: Callable[[str, str], None] | None = None
 """Called with the name of the step and the path before each step; for tests only."""
@@ -30,6 +31,9 @@ def _step(name: str, path: str) -> None:
 
 
 def _with_path(error: OSError, path: str) -> NoReturn:
+    if error.errno is None:
+        # Of no system call: a signal's handler raised it.
+        raise error
     raise OSError(error.errno, error.strerror, path) from error
 
 
@@ -48,26 +52,22 @@ def make_folder(path: str) -> None:
 def create(path: str) -> int:
     """Create a file that must not exist, and return a descriptor to write it."""
     _step("create", path)
-    descriptor = None
+    made: list[int] = []
     try:
-        # Else a Ctrl-C that came meanwhile is raised when the file is open, and nobody knows its descriptor.
-        with interrupts_later():
-            descriptor = os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o666)
-    except OSError:
-        raise
+        # As in ``open_descriptor``: an interrupt finds the descriptor in the list, or no file.
+        made.extend(map(os.open, (path,), (_WRITE | os.O_CREAT | os.O_EXCL,), (0o666,)))
     except BaseException:
-        # Also where a user's handler raised at once: the file may be there.
-        with contextlib.suppress(OSError):
-            if descriptor is not None:
+        for descriptor in made:
+            with contextlib.suppress(OSError):
                 os.close(descriptor)
-            os.unlink(path)
+                os.unlink(path)
         raise
-    return descriptor
+    return made[0]
 
 
 def reopen(path: str) -> int:
     """Return a descriptor to write on in a file made by :func:`create`."""
-    return os.open(path, _WRITE)
+    return open_descriptor(path, _WRITE)
 
 
 def write_at(descriptor: int, data: memoryview, offset: int, path: str) -> None:
@@ -112,29 +112,49 @@ def start_writing(descriptor: int, offset: int, size: int) -> None:
 def finish_file(path: str, size: int) -> None:
     """Cut a file to its size (a failed write may have left more), and make it durable."""
     _step("sync", path)
-    descriptor = reopen(path)
     try:
-        if os.fstat(descriptor).st_size != size:
-            os.ftruncate(descriptor, size)
-        os.fsync(descriptor)
+        descriptor = reopen(path)
+        try:
+            if os.fstat(descriptor).st_size != size:
+                os.ftruncate(descriptor, size)
+            os.fsync(descriptor)
+        finally:
+            # Not through a function of ours, which an interrupt could end at its begin.
+            os.close(descriptor)
     except OSError as error:
         _with_path(error, path)
-    finally:
-        close(descriptor, path)
+
+
+def create_empty(path: str) -> None:
+    """Create an empty file that must not exist."""
+    descriptor = create(path)
+    try:
+        os.close(descriptor)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            unlink(path)
+        if isinstance(error, OSError):
+            _with_path(error, path)
+        raise
 
 
 def write_file(path: str, data: bytes) -> None:
     """Create a durable file with the bytes given; when that fails there is no file."""
-    fill(create(path), path, data)
+    create_empty(path)
+    fill(path, data)
 
 
-def fill(descriptor: int, path: str, data: bytes) -> None:
-    """Write all of an empty file, close it and make it durable; when that fails there is no file."""
+def fill(path: str, data: bytes) -> None:
+    """Write all of an empty file and make it durable; when that fails there is no file."""
     try:
         try:
-            write_at(descriptor, memoryview(data), 0, path)
-        finally:
-            close(descriptor, path)
+            descriptor = reopen(path)
+            try:
+                write_at(descriptor, memoryview(data), 0, path)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            _with_path(error, path)
         finish_file(path, len(data))
     except BaseException:
         with contextlib.suppress(OSError):
@@ -142,10 +162,11 @@ def fill(descriptor: int, path: str, data: bytes) -> None:
         raise
 
 
-def close(descriptor: int, path: str) -> None:
-    """Close a descriptor; some network file systems report only then that a write failed."""
+def close(descriptors: MutableMapping[str, int], path: str) -> None:
+    """Close and forget the descriptor of a path; some network file systems report only then that a write failed."""
     try:
-        os.close(descriptor)
+        # In one go within C: an interrupt finds it closed and forgotten, or neither.
+        deque(map(os.close, map(descriptors.pop, (path,))), maxlen=0)
     except OSError as error:
         _with_path(error, path)
 
@@ -155,15 +176,16 @@ def sync_folder(path: str) -> None:
     if not _HAS_FOLDER_SYNC:
         return
     _step("sync_folder", path)
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = open_descriptor(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         # Some network file systems cannot sync a folder; their renames are durable without it.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
             _with_path(error, path)
-    finally:
-        close(descriptor, path)
 
 
 def rename(source: str, target: str) -> None:

@@ -17,6 +17,7 @@ from guideloom._base.errors import (
     ForeignDataError,
     MissingShardError,
 )
+from guideloom._base.interrupts import open_descriptor
 from guideloom._storage.names import MANIFEST, RECORD_SUFFIX, parse_data_name, parse_record_name
 from guideloom._storage.published import is_published_name
 from guideloom._storage.requests import FileSize, ListFolder, ReadFile, ReadRange, Request
@@ -134,7 +135,7 @@ class LocalFolder:
             with os.scandir(self._prefix) as entries:
                 yield entries
             return
-        descriptor = os.open(self._prefix, _FOLDER_FLAGS)
+        descriptor = open_descriptor(self._prefix, _FOLDER_FLAGS)
         try:
             with os.scandir(descriptor) as entries:
                 yield entries
@@ -169,7 +170,7 @@ class LocalFolder:
 
     def _open_inside(self, path: str, flags: int) -> int:
         try:
-            return os.open(path, flags | _OPEN_FLAGS | _NO_LINK)
+            return open_descriptor(path, flags | _OPEN_FLAGS | _NO_LINK)
         except OSError:
             # Systems have several numbers for a link that must not be followed.
             if not os.path.islink(path):
@@ -177,7 +178,7 @@ class LocalFolder:
         name = os.path.basename(path)
         if outside_link(self._prefix, name) is not None:
             raise self._refuse(name)
-        return os.open(path, flags | _OPEN_FLAGS)
+        return open_descriptor(path, flags | _OPEN_FLAGS)
 
     def _refuse(self, name: str) -> ForeignDataError:
         return ForeignDataError(

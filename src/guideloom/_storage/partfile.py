@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from array import array
 from collections import OrderedDict
@@ -41,9 +40,9 @@ class Descriptors:
             self._open.move_to_end(path)
             return descriptor
         if len(self._open) >= self._capacity:
-            oldest, descriptor = self._open.popitem(last=False)
+            oldest = next(iter(self._open))
             try:
-                disk.close(descriptor, oldest)
+                disk.close(self._open, oldest)
             except OSError as error:
                 # It is the data of that file which may be lost, not those to be written now: its next use raises this.
                 self._failed[oldest] = error
@@ -60,22 +59,25 @@ class Descriptors:
             Now, or when it was closed to make room for another: what was written may be lost.
         """
         self._check(path)
-        descriptor = self._open.pop(path, None)
-        if descriptor is not None:
-            disk.close(descriptor, path)
+        if path in self._open:
+            disk.close(self._open, path)
 
     def forget(self, path: str) -> None:
         """Close the descriptor of a file that is given up."""
         self._failed.pop(path, None)
-        descriptor = self._open.pop(path, None)
-        if descriptor is not None:
+        if path in self._open:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                disk.close(self._open, path)
 
     def close(self) -> None:
         """Close all, of files that are given up or released."""
         for path in list(self._open):
             self.forget(path)
+
+    def __del__(self) -> None:
+        # Of a writer that was dropped, or whose end was interrupted.
+        with contextlib.suppress(OSError, AttributeError):
+            self.close()
 
     def _check(self, path: str) -> None:
         if path in self._failed:

@@ -232,22 +232,24 @@ class WriterSession(Generic[PartT]):
         if not self._is_open:
             return
         self._check_process()
-        self._is_open = False
         self._lengths = {shard: part.count for shard, part in self._parts.items()}
-        parts, self._parts = self._parts, {}
+        committer = Committer(self._folder, self._token, self._kind, self._dtype, self._format_name, self._metadata)
+        parts = self._parts
         try:
+            self._is_open = False
+            self._parts = {}
             if lost := {shard: name for shard, name in self._lost.items() if shard not in parts}:
                 for part in parts.values():
                     part.discard()
                 self._refuse_lost(lost)
-            committer = Committer(self._folder, self._token, self._kind, self._dtype, self._format_name, self._metadata)
             # Nothing was added to a shard that exists: a further part would only change the data set's identity.
             idle = [part for part in parts.values() if part.count == 0 and part.part > 0 and not part.replaces]
             for part in idle:
                 with contextlib.suppress(OSError):  # what stays is a leftover
                     part.discard()
             records, failures = committer.commit([part for _, part in sorted(parts.items()) if part not in idle])
-            committed, failed = [record.shard for record in records], [shard for shard, _ in failures]
+            committed = {record.shard for record in records}
+            failed = [shard for shard, _ in failures if shard not in committed]
             if records:
                 try:
                     known = join_parts(self._known, parts_from_records(records, self._folder), self._folder)
@@ -256,6 +258,9 @@ class WriterSession(Generic[PartT]):
                     error.add_note("Only the manifest, which repeats the records, is not written: guideloom manifest")
                     say_what_is_committed(error, committed, failed)
                     raise
+        except BaseException:
+            committer.discard(parts.values())
+            raise
         finally:
             self._descriptors.close()
             self._known = None
@@ -269,14 +274,13 @@ class WriterSession(Generic[PartT]):
         """Give up: remove this writer's temporary files, and commit nothing."""
         if not self._is_open or os.getpid() != self._pid:
             return
+        # Not before its end: should an interrupt end this, a further call goes on with it.
+        while self._parts:
+            next(iter(self._parts.values())).discard()
+            del self._parts[next(iter(self._parts))]
         self._is_open = False
-        parts, self._parts = self._parts, {}
         self._lengths = {}
-        try:
-            for part in parts.values():
-                part.discard()
-        finally:
-            self._descriptors.close()
+        self._descriptors.close()
 
     def __exit__(
         self,
@@ -285,7 +289,11 @@ class WriterSession(Generic[PartT]):
         traceback: TracebackType | None,
     ) -> None:
         if exc_value is None:
-            self.close()
+            try:
+                self.close()
+            except BaseException:
+                self.abandon()  # where it was interrupted before it had begun
+                raise
             return
         try:
             self.abandon()
@@ -328,14 +336,22 @@ class WriterSession(Generic[PartT]):
         """Settle a part after an append that failed while it changed the part.
 
         Failed writes changed nothing, so only a part that this append began is taken back. Anything else, such as
-        ``KeyboardInterrupt``, may have struck between two changes that belong together: then the part is given up.
+        ``KeyboardInterrupt``, or the ``TimeoutError`` of a signal's handler, which is an OSError too, may have struck
+        between two changes that belong together: then the part is given up.
         """
-        if not isinstance(error, OSError):
+        if not self._is_failed_write(error):
             self._cut_short[part.shard] = type(error).__name__
         elif not is_new:
             return
         del self._parts[part.shard]
         part.discard()
+
+    def _is_failed_write(self, error: BaseException) -> bool:
+        path = error.filename if isinstance(error, OSError) else None
+        return isinstance(path, str) and path.startswith(self._temporary_prefix())
+
+    def _temporary_prefix(self) -> str:
+        return os.path.join(self._folder, f"{TEMPORARY_PREFIX}{self._token}-")
 
     def _cut_short_error(self, shard: int) -> CommitError:
         return CommitError(
@@ -376,8 +392,8 @@ class WriterSession(Generic[PartT]):
                     self._append_failed(part, False, error)
                     raise
             self._buffer_limit = limit
-        prefix = os.path.join(self._folder, f"{TEMPORARY_PREFIX}{self._token}-")
-        begun = self._part_class(shard, number, number > 0 and self._mode == "overwrite", prefix, self._descriptors)
+        replaces = number > 0 and self._mode == "overwrite"
+        begun = self._part_class(shard, number, replaces, self._temporary_prefix(), self._descriptors)
         self._parts[shard] = begun
         return begun
 
