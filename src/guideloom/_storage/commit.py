@@ -228,8 +228,10 @@ def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threa
     def attempt(part: OpenPart) -> Exception | None:
         try:
             step(part)
-        except (OSError, GuideLoomError) as error:
-            if isinstance(error, OSError) and error.errno is None:
+        except GuideLoomError as error:
+            return error
+        except OSError as error:
+            if error.errno is None:
                 raise  # Of no system call: a signal's handler raised it, and means all of us.
             return error
         return None
