@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,28 @@ def test_wider_elements(tmp_path: Path) -> None:
     for wrong in (np.int16, np.uint8, np.float16):
         with pytest.raises(ValueError, match="tokens"):
             StreamDataset(storage, 4, dtype={"tokens": wrong})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        ("int64", ("int64", "int64", "bool", "float64")),
+        ("float64", ("uint16", "int32", "bool", "float64")),
+        ("complex128", ("complex128", "complex128", "complex128", "complex128")),
+        # Not the one field that it can hold alone, and of the others no word.
+        ("uint32", "'place' (int32)"),
+        ("int32", None),
+        ("int8", "'token' (uint16)"),
+        ("float32", "'weight' (float64)"),
+    ],
+)
+def test_one_dtype_for_mixed_fields_is_for_all_of_its_sort(tmp_path: Path, dtype: str, expected: Any) -> None:
+    names = "token", "place", "mask", "weight"
+    storage = make_stream(tmp_path, (8,), np.dtype(list(zip(names, ("<u2", "<i4", "?", "<f8"), strict=True))))
+    if isinstance(expected, str):
+        with pytest.raises(ArgumentError, match=re.escape(expected)):
+            StreamDataset(storage, 4, dtype=dtype)
+        return
+    with StreamDataset(storage, 4, dtype=dtype).sync_reader() as reader:
+        found = tuple(str(reader[0][name].dtype) for name in names)
+    assert found == (expected or ("int32", "int32", "bool", "float64"))

@@ -47,9 +47,9 @@ class StreamDataset(DatasetAbstract):
         windows on average, and an epoch reads that many times the data.
     dtype : dtype-like, or mapping field -> dtype-like, optional
         Wider dtype in which elements arrive (``<u2`` on disk, ``int64`` in the batch); must hold every value of the
-        field. A single one is for the fields of its sort (``int64`` for integers, ``float64`` for floats); those that
-        it cannot hold, and other sorts such as booleans, stay as they are. If no field is of its sort, it is for all
-        numbers that it can hold. A mapping says it for each field.
+        field. A single one is for the fields of its sort (``int64`` for integers, ``float64`` for floats), and is an
+        error that names the field where it cannot hold one of them; other sorts, such as booleans, stay as they are.
+        If no field is of its sort, it is for all numbers that it can hold. A mapping says it for each field.
 
     Notes
     -----
@@ -81,7 +81,10 @@ class StreamDataset(DatasetAbstract):
         itemsize = max(1, stream_dtype.itemsize) if isinstance(stream_dtype, np.dtype) else 1
         if dtype is not None:
             if stream_dtype is None:
-                raise ArgumentError("dtype needs one of GuideLoom's own storages")
+                raise ArgumentError(
+                    f"dtype needs one of GuideLoom's own storages, found {type(storage).__name__}: leave it out, and "
+                    "convert in collate_fn"
+                )
             itemsize = max(itemsize, widened(np.dtype(stream_dtype), dtype).itemsize)
         if self.window_length > MAX_WINDOW_BYTES // itemsize:
             raise ArgumentError(

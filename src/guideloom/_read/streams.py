@@ -34,8 +34,8 @@ def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
     dtype : dtype
         As the format declares it.
     wanted : dtype-like, or mapping field -> dtype-like, or None
-        A single dtype applies to every field that it can hold without loss, and must suit at least one;
-        a mapping names the fields.
+        A single dtype applies to every field of its sort, all of whose values it must hold; where there is none, to
+        all numbers that it can hold, at least one. A mapping names the fields.
 
     Raises
     ------
@@ -72,6 +72,17 @@ def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
     else:
         target = _dtype_of(wanted)
         suited = [name for name, have in fields.items() if _widens(have.base, target)]
+        for name, have in fields.items():
+            # Left as it is, and another field changed: neither is what was asked for.
+            if have.base.kind in _SORTS.get(target.kind, "") and not np.can_cast(have.base, target, "safe"):
+                wider = np.promote_types(have.base, target)
+                ways = [f"take a wider one, such as {wider}"] if wider.kind in _SORTS[target.kind] else []
+                if suited:
+                    ways.append(f"name the fields that are meant, as in dtype={dict.fromkeys(suited, str(target))}")
+                raise ArgumentError(
+                    f"dtype {target} cannot hold every value of field {name!r} ({have.base}): "
+                    f"{', or '.join(ways) or 'convert in collate_fn'}"
+                )
         # Of another sort than all fields: what was asked for is meant for those that fit in it.
         suited = suited or [
             name
@@ -85,6 +96,9 @@ def widened(dtype: np.dtype[Any], wanted: WantedDtype) -> np.dtype[Any]:
         for name in suited:
             fields[name] = check(f"field {name!r}", fields[name], target)
     return np.dtype(list(fields.items()))
+
+
+_SORTS = {"u": "iu", "i": "iu", "f": "f", "c": "c", "b": "b"}
 
 
 def _dtype_of(wanted: Any) -> np.dtype[Any]:
