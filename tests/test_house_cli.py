@@ -16,7 +16,7 @@ import pytest
 import guideloom
 from guideloom import DocumentNumpyFormat, DocumentStorage, StreamNumpyFormat, StreamStorage, cli
 from guideloom._commands import info
-from guideloom.testing import make_spans
+from guideloom.testing import make_spans, make_stream
 
 TOKENS = np.dtype([("token", "<u2"), ("weight", "<f4")])
 
@@ -236,6 +236,8 @@ def test_published_documents_need_nothing(run: Run, tmp_path: Path) -> None:
 def test_what_is_no_data_set_is_refused_in_one_line(refused: Run, tmp_path: Path) -> None:
     assert "does not exist" in refused("info", tmp_path / "nothing")
     assert "holds no files" in refused("info", tmp_path)
+    make_stream(tmp_path / "parent" / "train", [3])
+    assert f"as in: guideloom info {tmp_path / 'parent' / 'train'}" in refused("info", tmp_path / "parent")
     (tmp_path / "notes.txt").write_text("hello")
     assert "notes.txt" in refused("info", tmp_path)
     assert "found a file" in refused("info", tmp_path / "notes.txt")

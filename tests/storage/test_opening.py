@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -27,11 +28,35 @@ from guideloom._storage.manifest import encode_manifest
 from guideloom._storage.opening import open_catalog
 from guideloom._storage.parts import parts_from_records
 from guideloom._storage.record import CommitRecord, FileEntry
+from guideloom._storage.repair import plan_repair, rebuild_manifest
 from guideloom._storage.requests import FileSize, ListFolder, ReadFile, Request
 from guideloom._storage.writer import DocumentWriter, StreamWriter
 from tests.storage.support import KINDS, Raw, Tokens, opened, shards_of, write, written
 
 BOTH = pytest.mark.parametrize("listing", [True, False])
+
+
+def test_a_folder_of_data_sets_is_none_and_names_them(tmp_path: Path) -> None:
+    """Beside other files and folders too; in a form that a shell takes."""
+    (tmp_path / "README").write_bytes(b"")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_bytes(b"")
+    with pytest.raises(ForeignDataError, match="README"):
+        opened("stream", tmp_path)
+    for number, name in enumerate(("one it's", "two", "v3", "v4")):
+        write("stream", tmp_path / name, {0: [number]})
+    first = str(tmp_path / "one it's")
+    expected = (
+        f"no data set, but a folder with data sets in it, \"one it's\", 'two', 'v3', ... (4 in all): give one of them, "
+        f"as in: guideloom info {shlex.quote(first)} [path {str(tmp_path)!r}]"
+    )
+    with pytest.raises(DataSetNotFoundError) as caught:
+        opened("stream", tmp_path)
+    assert str(caught.value) == expected
+    for act in (plan_repair, rebuild_manifest):
+        with pytest.raises(DataSetNotFoundError) as caught:
+            act(tmp_path)
+        assert str(caught.value) == expected
 
 
 def test_nothing_there(tmp_path: Path) -> None:

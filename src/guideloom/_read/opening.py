@@ -28,7 +28,7 @@ from guideloom._storage.blocks import BlockChecker
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.local import LocalFolder, drive, drive_async
 from guideloom._storage.opening import open_catalog
-from guideloom._storage.requests import AboutFile, FileSize, ListFolder, ReadFile, ReadRange, Request
+from guideloom._storage.requests import AboutFile, FileSize, ListDataSets, ListFolder, ReadFile, ReadRange, Request
 
 
 def _wanted_dtype(storage_format: StorageFormat) -> np.dtype[Any] | None:
@@ -74,7 +74,7 @@ class BackendFolder:
 
     def answer(self, request: Request) -> Any:
         """Answer one request."""
-        if isinstance(request, ListFolder):
+        if isinstance(request, ListFolder | ListDataSets):
             return None
         try:
             return self._ask(request)
@@ -108,7 +108,7 @@ class AsyncBackendFolder:
 
     async def answer(self, request: Request) -> Any:
         """Answer one request."""
-        if isinstance(request, ListFolder):
+        if isinstance(request, ListFolder | ListDataSets):
             return None
         try:
             return await self._ask(request)

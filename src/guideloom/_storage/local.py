@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
+import shlex
 import stat
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from guideloom._base.errors import (
 from guideloom._base.interrupts import open_descriptor
 from guideloom._storage.names import MANIFEST, RECORD_SUFFIX, parse_data_name, parse_record_name
 from guideloom._storage.published import is_published_name
-from guideloom._storage.requests import FileSize, ListFolder, ReadFile, ReadRange, Request
+from guideloom._storage.requests import FileSize, ListDataSets, ListFolder, ReadFile, ReadRange, Request
 
 ResultT = TypeVar("ResultT")
 
@@ -47,6 +49,10 @@ def _is_read(name: str) -> bool:
         or parse_record_name(name) is not None
         or is_published_name(name)
     )
+
+
+# Entries of a folder that is none, for a message.
+_MOST_LOOKED_AT = 1000
 
 
 class LocalFolder:
@@ -76,6 +82,8 @@ class LocalFolder:
                 for name in self.links:
                     raise self._refuse(name)
                 return found
+            case ListDataSets():
+                return data_sets_in(self._prefix)
             case ReadFile(name, limit_bytes):
                 return self.read_file(name, limit_bytes)
             case FileSize(name):
@@ -204,6 +212,34 @@ class LocalFolder:
                 return _read_exactly(file.fileno(), offset_bytes, size_bytes, path)
         except FileNotFoundError:
             raise MissingShardError("a file of a committed shard is gone: restore it from a copy", path=path) from None
+
+
+def data_sets_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Sorted paths of the folders in a folder that hold data sets; of a large folder only the first are looked at."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in itertools.islice(entries, _MOST_LOOKED_AT):
+            # One that may not be looked into is none that could be named.
+            with contextlib.suppress(OSError):
+                if entry.is_dir() and _is_data_set(entry.path):
+                    found.append(entry.path)
+    return sorted(found)
+
+
+def _is_data_set(folder: str) -> bool:
+    with os.scandir(folder) as entries:
+        names = (entry.name for entry in itertools.islice(entries, _MOST_LOOKED_AT))
+        return any(parse_record_name(name) is not None or is_published_name(name) for name in names)
+
+
+def name_data_sets(paths: Sequence[str]) -> str:
+    """Say which folders hold data sets, in place of one that does not, and what to do."""
+    shown = ", ".join(repr(os.path.basename(path)) for path in paths[:3])
+    more = f", ... ({len(paths)} in all)" if len(paths) > 3 else ""
+    return (
+        f"no data set, but a folder with data sets in it, {shown}{more}: give one of them, as in: "
+        f"guideloom info {shlex.quote(paths[0])}"
+    )
 
 
 def read_up_to(descriptor: int, offset: int, size: int) -> bytes:

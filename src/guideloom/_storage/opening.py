@@ -1,12 +1,12 @@
 """Opening a data set: from its files' names, sizes and records to a checked :class:`Catalog`.
 
-Written as generators that yield requests and receive answers: no I/O here, and one code for synchronous backends,
+Written as generators that yield requests and receive answers: no I/O here, and the same code for synchronous backends,
 asyncio backends and local folders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, NoReturn, TypeAlias
 
@@ -16,6 +16,7 @@ from guideloom._base.checks import packed_little_endian
 from guideloom._base.errors import CorruptDataError, DataSetNotFoundError, ForeignDataError, MissingShardError
 from guideloom._storage.agree import check_agrees
 from guideloom._storage.catalog import Catalog, Kind
+from guideloom._storage.local import name_data_sets
 from guideloom._storage.manifest import Manifest, decode_manifest
 from guideloom._storage.names import (
     MANIFEST,
@@ -30,11 +31,11 @@ from guideloom._storage.names import (
 from guideloom._storage.parts import Parts, catalog_of_parts, join_parts, parts_from_records
 from guideloom._storage.published import is_published_name, published_by_listing, published_by_probing
 from guideloom._storage.record import CommitRecord, decode_record, join_path
-from guideloom._storage.requests import FileSize, ListFolder, ReadFile, Request
+from guideloom._storage.requests import FileSize, ListDataSets, ListFolder, ReadFile, Request
 
 Asked: TypeAlias = tuple[Kind, np.dtype[Any] | None, str]
 
-# Writers that commit all the time could keep a reader looking for ever; each shard is whole after any number of looks.
+# Without a limit, writers that never stop committing would keep a reader from opening. Each shard is whole in any case.
 _MOST_LOOKS = 16
 
 
@@ -126,7 +127,10 @@ def read_unnamed(listing: Mapping[str, int], known: Parts | None, folder: str) -
     for name in sorted(_unnamed_in(listing, known)):
         record = yield from _read_record(name, folder)
         if record is None:
-            raise MissingShardError("the commit record was listed and is gone", path=join_path(folder, name))
+            raise MissingShardError(
+                "the commit record was listed and is gone: open again, and if it stays away, restore it from a copy",
+                path=join_path(folder, name),
+            )
         records.append(record)
     return join_parts(known, parts_from_records(records, folder) if records else None, folder)
 
@@ -135,7 +139,7 @@ def _unnamed_in(listing: Iterable[str], known: Parts | None) -> list[str]:
     """Names of the records that are listed and that ``known`` does not have."""
     names = {name for name in listing if name.endswith(RECORD_SUFFIX)}
     if known is not None:
-        # First, since what is known need not be parsed: of a whole data set nothing is left.
+        # Before names are parsed, since the manifest of a whole data set knows them all and none is left to parse.
         names.difference_update(known.record_names())
     return [name for name in names if parse_record_name(name) is not None]
 
@@ -153,7 +157,7 @@ def _open_by_listing(
     if parts is None:
         if published:
             return (yield from published_by_listing(listing, asked[0], asked[1], folder))
-        _raise_nothing_found(listing, folder)
+        _raise_nothing_found(listing, (yield ListDataSets()), folder)
     if published:
         raise ForeignDataError(
             f"files of the published 1.x layout ({published[0]}) lie among those of a current data set: "
@@ -262,9 +266,11 @@ def _check_sizes(catalog: Catalog, found: np.ndarray[Any, np.dtype[np.int64]], f
     )
 
 
-def _raise_nothing_found(listing: Mapping[str, int], folder: str) -> NoReturn:
+def _raise_nothing_found(listing: Mapping[str, int], data_sets: Sequence[str], folder: str) -> NoReturn:
     ours = [name for name in listing if name.startswith(TEMPORARY_PREFIX) or parse_data_name(name) is not None]
     foreign = sorted(set(listing).difference(ours))
+    if data_sets and not ours:
+        raise DataSetNotFoundError(name_data_sets(data_sets), path=folder or None)
     if foreign:
         shown = ", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else "")
         raise ForeignDataError(

@@ -21,7 +21,7 @@ from guideloom._storage.catalog import Kind
 from guideloom._storage.commit import Committer, gather_manifest
 from guideloom._storage.content import OPENABLE, num_jobs
 from guideloom._storage.inventory import Inventory, Numbers, Row, data_names_of, take_inventory
-from guideloom._storage.local import FOLLOW_LINKS
+from guideloom._storage.local import FOLLOW_LINKS, data_sets_in, name_data_sets
 from guideloom._storage.meter import Progress
 from guideloom._storage.names import MANIFEST, TEMPORARY_PREFIX, parse_data_name, parse_record_name, record_name
 from guideloom._storage.part import PART_CLASSES
@@ -104,7 +104,7 @@ def plan_repair(
                 path=directory,
             )
         if MANIFEST not in inventory.listing:
-            raise DataSetNotFoundError("no commit record, so nothing to repair from: correct the path", path=directory)
+            raise _nothing_found(directory, "repair from")
     if inventory.links:
         return [_refuse_links(inventory)]
     if inventory.not_ours:
@@ -380,7 +380,13 @@ def rebuild_manifest(directory: Path) -> tuple[int, list[str]]:
     """
     inventory = take_inventory(directory)
     if not (inventory.rows or inventory.damaged):
-        raise DataSetNotFoundError("no commit record, so nothing to gather: correct the path", path=directory)
+        raise _nothing_found(directory, "gather")
     gather_manifest(str(directory), secrets.token_hex(8), None)
     missing = [Path(finding.path).name for finding in inventory.findings if finding.what == "missing"]
     return len(inventory.rows), [name for name in missing if parse_record_name(name) is not None]
+
+
+def _nothing_found(directory: Path, what: str) -> DataSetNotFoundError:
+    if data_sets := data_sets_in(directory):
+        return DataSetNotFoundError(name_data_sets(data_sets), path=directory)
+    return DataSetNotFoundError(f"no commit record, so nothing to {what}: correct the path", path=directory)

@@ -18,6 +18,11 @@ class ListFolder:
 
 
 @dataclass(frozen=True, slots=True)
+class ListDataSets:
+    """Answer: ``list[str]``, sorted paths of some folders in the folder that hold data sets; none where unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadFile:
     """Answer: ``bytes`` of the whole file, or None when it does not exist.
 
@@ -45,4 +50,4 @@ class ReadRange:
 
 
 AboutFile = ReadFile | FileSize | ReadRange
-Request = ListFolder | AboutFile
+Request = ListFolder | ListDataSets | AboutFile

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import weakref
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -255,7 +256,8 @@ class WriterSession(Generic[PartT]):
                     known = join_parts(self._known, parts_from_records(records, self._folder), self._folder)
                     gather_manifest(self._folder, self._token, known)
                 except Exception as error:
-                    error.add_note("Only the manifest, which repeats the records, is not written: guideloom manifest")
+                    command = f"guideloom manifest {shlex.quote(self._folder)}"
+                    error.add_note(f"Only the manifest, which repeats the records, is not written: {command}")
                     say_what_is_committed(error, committed, failed)
                     raise
         except BaseException:
