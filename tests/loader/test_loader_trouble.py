@@ -131,7 +131,7 @@ def test_an_end_while_a_worker_is_stuck(way: dict[str, Any], how: str, code: int
     assert errors.rstrip().endswith(last) and errors.count("Traceback") == bool(last), errors
 
 
-def test_killed_and_started_again_four_at_once(folder: Path) -> None:
+def test_killed_and_started_again_eight_at_once(folder: Path) -> None:
     """Nothing of a killed run is in the way of the next one, nor any of the runs in that of another."""
     body = """
     with make() as loader:
@@ -145,8 +145,8 @@ def test_killed_and_started_again_four_at_once(folder: Path) -> None:
         if len(sys.argv) == 1:
             sys.stdin.readline()
     """
-    for kill in (True, False):
-        running = [start(folder, PROCESSES if number % 2 else THREADS, body) for number in range(4)]
+    for kill, num_runs in ((True, 2), (False, 8)):
+        running = [start(folder, PROCESSES if number % 2 else THREADS, body) for number in range(num_runs)]
         for process in running:
             assert [line_of(process), line_of(process)] == ["go", "half"]
             if kill:
