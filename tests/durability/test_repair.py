@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,20 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
         return status, captured.out, captured.err
 
     return run
+
+
+def test_verify_says_commands_as_a_shell_takes_them(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    folder = tmp_path / "it's data"
+    write("stream", folder, {0: [1], 1: [2]})
+    assert "in full" not in run("verify", folder)[1]
+    flip(folder, "0000001-0000.*.bin")
+    (folder / ".tmp-x").write_bytes(b"123")
+    lines = run("verify", folder)[1].splitlines()
+    commands = [shlex.split(line.removeprefix("in full: ")) for line in lines if line.startswith("in full: ")]
+    assert commands == [["guideloom", "clean", str(folder)], ["guideloom", "repair", str(folder)]]
+    for command in commands:
+        assert run(*command[1:], "--yes")[0] == 0
+    assert "in full" not in run("verify", folder, "--quick")[1]
 
 
 def test_commands_and_their_exit_status(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
 from typing import Any
 
 from guideloom._commands.data_set import add_directory, parse_dtype
@@ -13,6 +15,9 @@ from guideloom._storage.verify import verify
 
 MAX_LINES = 50
 """Notes that are printed; ``--json`` gives all. Errors are all printed."""
+
+# What remedies name, and a shell needs the folder for.
+_COMMANDS = re.compile(r"guideloom (?:manifest|clean|repair(?: --create-empty)?)")
 
 
 def add(commands: Any) -> None:
@@ -45,6 +50,8 @@ def run(options: argparse.Namespace) -> tuple[str, int]:
     if report.layout != "current":
         looked += "; the published 1.x layout has no checksums, so bytes could not be checked"
     verdict = "sound" if report.is_sound else f"damaged: {counted(len(report.errors), 'error')}"
+    named = {command for finding in report.findings for command in _COMMANDS.findall(finding.remedy)}
+    lines += [f"in full: {command} {shlex.quote(report.path)}" for command in sorted(named)]
     lines.append(
         f"{report.path}: {verdict} ({counted(report.num_shards, 'shard')}, {counted(report.num_parts, 'part')}, "
         f"{counted(report.num_files, 'file')}; {looked})"
