@@ -137,7 +137,9 @@ class Inventory:
         name = record_name(*numbers)
         data = LocalFolder(self.directory).read_file(name, RECORD_LIMIT_BYTES)
         if data is None:
-            raise DamagedRecordError("the commit record is gone", path=self.path(name))
+            raise DamagedRecordError(
+                "the commit record is gone since it was listed", remedy=REPAIR, path=self.path(name)
+            )
         return decode_record(data, name, str(self.directory))
 
     def shards(self) -> dict[int, list[int]]:
