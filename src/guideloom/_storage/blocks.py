@@ -13,7 +13,7 @@ import xxhash
 from guideloom._base.errors import ArgumentError, CorruptDataError, DamagedRecordError, MissingShardError
 from guideloom._base.protocols import UserBufferTypes
 from guideloom._storage.catalog import Catalog
-from guideloom._storage.names import BLOCK_BYTES, RECORD_LIMIT_BYTES, parse_data_name, record_name
+from guideloom._storage.names import BLOCK_BYTES, RECORD_LIMIT_BYTES, in_full, parse_data_name, record_name
 from guideloom._storage.record import decode_record, join_path
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -140,7 +140,8 @@ class BlockChecker:
         if found != expected:
             raise CorruptDataError(
                 f"bytes [{offset}, {offset + size}) are not those that were committed: expected XXH3-64 "
-                f"{expected:016x}, found {found:016x}; restore the file from a copy, or see guideloom repair",
+                f"{expected:016x}, found {found:016x}; restore the file from a copy, or see what can be kept with: "
+                f"{in_full('repair', self._folder)}",
                 path=join_path(self._folder, name),
                 shard=shard,
                 offset=offset,
@@ -188,7 +189,7 @@ class BlockChecker:
         if name not in theirs:
             raise DamagedRecordError(
                 f"expected the checksums of {name}, found those of {', '.join(sorted(theirs))}: the manifest was "
-                "gathered from another record; gather it anew with guideloom manifest",
+                f"gathered from another record; gather it anew with: {in_full('manifest', self._folder)}",
                 path=path,
                 shard=numbers[0],
             )

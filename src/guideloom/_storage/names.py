@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any, Final
 
 from guideloom._storage.catalog import Kind
@@ -75,3 +76,8 @@ def expected_sizes(kind: Kind, itemsize: int, count: Any, spans: Any, stride: An
         return {"offsets": (count + 1) * 8, "payload": payload}
     sample = -(-spans // stride)
     return {"elements": count * itemsize, "payload": payload, "spans": ((spans + 1) * 2 + sample) * 8}
+
+
+def in_full(command: str, folder: str) -> str:
+    """Return a command of ours on a folder as a shell takes it; without the folder where that is not known."""
+    return f"guideloom {command} {shlex.quote(folder)}" if folder else f"guideloom {command}"

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import shlex
 import weakref
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -36,7 +35,7 @@ from guideloom._storage.agree import check_agrees
 from guideloom._storage.catalog import Kind
 from guideloom._storage.commit import Committer, gather_manifest, say_what_is_committed
 from guideloom._storage.local import LocalFolder, drive
-from guideloom._storage.names import MANIFEST, MAX_NUMBER, TEMPORARY_PREFIX, parse_record_name, record_name
+from guideloom._storage.names import MANIFEST, MAX_NUMBER, TEMPORARY_PREFIX, in_full, parse_record_name, record_name
 from guideloom._storage.opening import read_manifest, read_unnamed
 from guideloom._storage.part import OpenPart
 from guideloom._storage.partfile import Descriptors
@@ -193,7 +192,7 @@ class WriterSession(Generic[PartT]):
         more = f" ({len(lost)} shards lack records; this is the first)" if len(lost) > 1 else ""
         raise MissingShardError(
             f"the manifest names this commit record, but it is gone{more}: restore it from a copy, or write the shard "
-            'anew with mode="overwrite", or have guideloom repair say what can be kept',
+            f'anew with mode="overwrite", or see what can be kept with: {in_full("repair", self._folder)}',
             path=os.path.join(self._folder, name),
             shard=shard,
         )
@@ -256,7 +255,7 @@ class WriterSession(Generic[PartT]):
                     known = join_parts(self._known, parts_from_records(records, self._folder), self._folder)
                     gather_manifest(self._folder, self._token, known)
                 except Exception as error:
-                    command = f"guideloom manifest {shlex.quote(self._folder)}"
+                    command = in_full("manifest", self._folder)
                     error.add_note(f"Only the manifest, which repeats the records, is not written: {command}")
                     say_what_is_committed(error, committed, failed)
                     raise
