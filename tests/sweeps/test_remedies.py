@@ -115,7 +115,7 @@ def test_a_dtype_too_small_for_every_field(tmp_path: Path) -> None:
 def test_numbers_stay_numbers(tmp_path: Path, wrong: Any) -> None:
     """NumPy calls most of these safe."""
     storage = make(tmp_path)
-    with pytest.raises(ArgumentError, match="take a wider one, such as int32"):
+    with pytest.raises(ArgumentError, match="take a wider one, such as int64"):
         StreamDataset(storage, 8, dtype=wrong)
     (name,) = storage.storage_format.stream_dtype.names
     with pytest.raises(ArgumentError, match=f"field {name!r}.* such as int64"):
