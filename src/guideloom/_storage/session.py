@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import secrets
+import threading
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar, get_args
+from typing import Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, get_args
 
 import numpy as np
 
@@ -48,6 +50,8 @@ _MAX_BUFFER_BYTES = 1 << 20
 _MIN_BUFFER_BYTES = 512
 
 PartT = TypeVar("PartT", bound=OpenPart)
+SessionT = TypeVar("SessionT", bound="WriterSession[Any]")
+ParamsT = ParamSpec("ParamsT")
 
 _OPEN: weakref.WeakSet[WriterSession[Any]] = weakref.WeakSet()
 
@@ -61,6 +65,19 @@ def _leave_to_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _in_turn(
+    method: Callable[Concatenate[SessionT, ParamsT], None],
+) -> Callable[Concatenate[SessionT, ParamsT], None]:
+    """Have threads that share a writer wait for each other."""
+
+    @wraps(method)
+    def waits(self: SessionT, /, *args: ParamsT.args, **kwargs: ParamsT.kwargs) -> None:
+        with self._lock:
+            method(self, *args, **kwargs)
+
+    return waits
 
 
 class WriterSession(Generic[PartT]):
@@ -80,8 +97,8 @@ class WriterSession(Generic[PartT]):
 
     Notes
     -----
-    Everything is committed by ``close``, and nothing when a ``with`` block is left by an exception. For one thread at
-    a time.
+    Everything is committed by ``close``, and nothing when a ``with`` block is left by an exception. Threads may
+    share a writer: ``pack`` runs in all of them at once, the rest in one after the other.
     Memory: about 64 MiB of buffers whatever the number of shards, and the largest single record.
     """
 
@@ -111,6 +128,8 @@ class WriterSession(Generic[PartT]):
         self._is_open = False
         self._pid = 0
         self._token = ""
+        # Re-entrant, so that a signal handler that appends does not wait for the append that it interrupted.
+        self._lock = threading.RLock()
         self._parts: dict[Any, PartT] = {}
         self._lengths: dict[int, int] = {}
         self._cut_short: dict[int, str] = {}
@@ -218,6 +237,7 @@ class WriterSession(Generic[PartT]):
             )
         return known
 
+    @_in_turn
     def close(self) -> None:
         """Commit every shard, each for itself, then gather the manifest; safe to call again.
 
@@ -271,6 +291,7 @@ class WriterSession(Generic[PartT]):
             say_what_is_committed(first, committed, failed)
             raise first
 
+    @_in_turn
     def abandon(self) -> None:
         """Give up: remove this writer's temporary files, and commit nothing."""
         if not self._is_open or os.getpid() != self._pid:
@@ -302,6 +323,7 @@ class WriterSession(Generic[PartT]):
             # The caller's own exception is the one to see; what could not be removed is never read.
             exc_value.add_note(f"Temporary files of the writer could not be removed: {error}")
 
+    @_in_turn
     def create(self, shard: int) -> None:
         """Have the shard committed even if nothing is appended to it.
 
@@ -399,6 +421,8 @@ class WriterSession(Generic[PartT]):
         return begun
 
     def _forget_parts(self) -> None:
+        # A thread that the fork left behind may hold it.
+        self._lock = threading.RLock()
         if not self._is_open:
             return
         self._lengths = {shard: part.count for shard, part in self._parts.items()}

@@ -65,16 +65,17 @@ class StreamWriter(WriterSession[StreamPart], StreamStorageSyncWriterAbstract):
             The disk is full, for example; with the path.
         """
         elements = checked_elements(self._pack(data), self._element_dtype, self._format_name)
-        part = self._parts.get(shard) if type(shard) is int else None
-        is_new = False
-        if part is None:
-            part, is_new = self._part_of(shard)
-        try:
-            _add_elements(part.elements, elements, self._buffer_limit)
-            part.count += elements.size
-        except BaseException as error:
-            self._append_failed(part, is_new, error)
-            raise
+        with self._lock:
+            part = self._parts.get(shard) if type(shard) is int else None
+            is_new = False
+            if part is None:
+                part, is_new = self._part_of(shard)
+            try:
+                _add_elements(part.elements, elements, self._buffer_limit)
+                part.count += elements.size
+            except BaseException as error:
+                self._append_failed(part, is_new, error)
+                raise
 
 
 class DocumentWriter(WriterSession[DocumentPart], DocumentStorageSyncWriterAbstract):
@@ -106,23 +107,24 @@ class DocumentWriter(WriterSession[DocumentPart], DocumentStorageSyncWriterAbstr
         encoded = self._pack(data)
         if type(encoded) is not bytes:
             encoded = plain_bytes(encoded, self._format_name)
-        part = self._parts.get(shard) if type(shard) is int else None
-        is_new = False
-        if part is None:
-            part, is_new = self._part_of(shard)
-        size = len(encoded)
-        try:
-            room = part.room - size - _OFFSET_BYTES
-            if room >= 0:
-                part.payload.buffer.write(encoded)
-            else:
-                room = self._add_where_full(part, encoded)
-            part.sizes.append(size)
-            part.room = room
-            part.count += 1
-        except BaseException as error:
-            self._append_failed(part, is_new, error)
-            raise
+        with self._lock:
+            part = self._parts.get(shard) if type(shard) is int else None
+            is_new = False
+            if part is None:
+                part, is_new = self._part_of(shard)
+            size = len(encoded)
+            try:
+                room = part.room - size - _OFFSET_BYTES
+                if room >= 0:
+                    part.payload.buffer.write(encoded)
+                else:
+                    room = self._add_where_full(part, encoded)
+                part.sizes.append(size)
+                part.room = room
+                part.count += 1
+            except BaseException as error:
+                self._append_failed(part, is_new, error)
+                raise
 
     def _add_where_full(self, part: DocumentPart, encoded: UserBufferTypes) -> int:
         """Write out what the buffers cannot hold besides a document, add it, and return the room that it leaves."""
@@ -168,23 +170,24 @@ class StreamWithMetaWriter(WriterSession[SpanPart], StreamStorageSyncWriterAbstr
             or do not sum to the number of elements, or not one payload for each.
         """
         elements, rows, blob = self._packed(data)
-        part = self._parts.get(shard) if type(shard) is int else None
-        is_new = False
-        if part is None:
-            part, is_new = self._part_of(shard)
-        payload = part.payload
-        limit = self._buffer_limit
-        try:
-            if payload.pending + len(blob) > limit or len(part.rows) * 8 >= limit:
-                part.flush()
-            _add_elements(part.elements, elements, limit)
-            rows += (part.count, payload.size)
-            part.rows.frombytes(rows.data.cast("B") if rows.size else b"")
-            payload.buffer.write(blob)
-            part.count += elements.size
-        except BaseException as error:
-            self._append_failed(part, is_new, error)
-            raise
+        with self._lock:
+            part = self._parts.get(shard) if type(shard) is int else None
+            is_new = False
+            if part is None:
+                part, is_new = self._part_of(shard)
+            payload = part.payload
+            limit = self._buffer_limit
+            try:
+                if payload.pending + len(blob) > limit or len(part.rows) * 8 >= limit:
+                    part.flush()
+                _add_elements(part.elements, elements, limit)
+                rows += (part.count, payload.size)
+                part.rows.frombytes(rows.data.cast("B") if rows.size else b"")
+                payload.buffer.write(blob)
+                part.count += elements.size
+            except BaseException as error:
+                self._append_failed(part, is_new, error)
+                raise
 
     def _packed(self, data: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], bytes | bytearray]:
         """Elements, rows of the span table and payloads; the rows are counted from 0."""
