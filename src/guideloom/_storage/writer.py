@@ -107,24 +107,34 @@ class DocumentWriter(WriterSession[DocumentPart], DocumentStorageSyncWriterAbstr
         encoded = self._pack(data)
         if type(encoded) is not bytes:
             encoded = plain_bytes(encoded, self._format_name)
-        with self._lock:
+        part = None
+        is_new = False
+        size = len(encoded)
+        lock = self._lock
+        try:
+            # Not with a `with`, which takes a tenth of the time that a small document takes.
+            lock.acquire()
             part = self._parts.get(shard) if type(shard) is int else None
-            is_new = False
             if part is None:
                 part, is_new = self._part_of(shard)
-            size = len(encoded)
-            try:
-                room = part.room - size - _OFFSET_BYTES
-                if room >= 0:
-                    part.payload.buffer.write(encoded)
-                else:
-                    room = self._add_where_full(part, encoded)
-                part.sizes.append(size)
-                part.room = room
-                part.count += 1
-            except BaseException as error:
+            room = part.room - size - _OFFSET_BYTES
+            if room >= 0:
+                part.payload.buffer.write(encoded)
+            else:
+                room = self._add_where_full(part, encoded)
+            part.sizes.append(size)
+            part.room = room
+            part.count += 1
+        except BaseException as error:
+            if part is not None:
                 self._append_failed(part, is_new, error)
-                raise
+            raise
+        finally:
+            try:  # noqa: SIM105  costs nothing, where `suppress` costs as much as the lock
+                lock.release()
+            except RuntimeError:
+                # An interrupt struck while this thread waited for its turn.
+                pass
 
     def _add_where_full(self, part: DocumentPart, encoded: UserBufferTypes) -> int:
         """Write out what the buffers cannot hold besides a document, add it, and return the room that it leaves."""
