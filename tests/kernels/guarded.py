@@ -207,10 +207,10 @@ def spread(rng: np.random.Generator) -> None:
         ],
         np.int64,
     )
-    code, offset, size, out = (guarded(rule, True) for rule in rules)
+    fields = guarded(rules, True)
     stopped = spread_mapped(
         bases, sizes, plan.file, plan.src, plan.dst, plan.nbytes, plan.lo, plan.hi, record.itemsize,
-        code, offset, size, out, room, plan.shift, plan.status,
+        fields, room, plan.shift, plan.status,
     )  # fmt: skip
     check(plan, stopped, (status, run, rows), rows)
     there = touched.reshape(room, -1).all(axis=1) if room else np.zeros(0, bool)

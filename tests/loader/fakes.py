@@ -83,7 +83,7 @@ class RowSource(BatchSource):
         self.dataset.prepared.append(indexes.size)
         return indexes
 
-    def samples(self, prepared: npt.NDArray[np.int64], lo: int, hi: int) -> list[Any]:
+    def samples(self, prepared: npt.NDArray[np.int64], lo: int, hi: int, empty: Empty = np.empty) -> list[Any]:
         self.dataset.before_read(lo)
         return [np.array([10 * i, 10 * i + 1]) for i in prepared[lo:hi].tolist()]
 

@@ -139,18 +139,22 @@ class DocumentSource(BatchSource):
     def has_arrays(self) -> bool:
         return self._operations.ragged_dtype is not None
 
+    @property
+    def desk(self) -> I64:
+        return self._files.desk
+
     def prepare(self, indexes: I64) -> DocumentPlan:
         return self._operations.prepare(indexes)
 
-    def samples(self, prepared: DocumentPlan, lo: int, hi: int) -> list[Any]:
+    def samples(self, prepared: DocumentPlan, lo: int, hi: int, empty: Empty = np.empty) -> list[Any]:
         asked = self._look_ahead(prepared, lo, hi, ragged=False)
         at = prepared.placement
         if at is not None and not at.ragged and lo < hi:
             # The same without an operation, whose machinery takes some 5 % of a small batch's time.
-            buffer, shift = buffer_for(at, lo, hi)
+            buffer, shift = buffer_for(at, lo, hi, empty)
             self._files.gather(at.file, at.src, at.dst, at.nbytes, lo, hi, buffer, shift, asked)
             return self._operations.unpacked(at, lo, hi, buffer, shift)
-        return run(self._operations.samples(prepared, lo, hi, asked), self._files)
+        return run(self._operations.samples(prepared, lo, hi, asked, empty), self._files)
 
     def arrays(self, prepared: DocumentPlan, lo: int, hi: int, empty: Empty) -> Any:
         asked = self._look_ahead(prepared, lo, hi, ragged=True)

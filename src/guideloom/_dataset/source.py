@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from guideloom._base.errors import ArgumentError
 from guideloom._base.protocols import DatasetSyncReaderAbstract
+from guideloom._kernels.desk import NO_DESK
 from guideloom._storage.catalog import Catalog
 
 Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
@@ -61,13 +62,18 @@ class BatchSource(ABC):
         """Plan the reads of the samples ``indexes`` (int64[n], each in ``[0, size)``)."""
 
     @abstractmethod
-    def samples(self, prepared: Any, lo: int, hi: int) -> list[Any]:
-        """Read and unpack the samples of ``indexes[lo:hi]``, in that order."""
+    def samples(self, prepared: Any, lo: int, hi: int, empty: Empty = np.empty) -> list[Any]:
+        """Read and unpack the samples of ``indexes[lo:hi]``, in that order, out of buffers made by ``empty``."""
 
     @property
     def waits(self) -> bool:
         """Whether reads wait for storage at present, so that it pays to say with ``follow`` what comes."""
         return False
+
+    @property
+    def desk(self) -> npt.NDArray[np.int64]:
+        """Where threads that wait find gathers to help with (``_kernels/desk.py``); by default there are none."""
+        return NO_DESK
 
     def follow(self, prepared: Any, following: Any) -> None:  # noqa: B027
         """Say what will be read after ``prepared``: its bytes may be asked for ahead."""
@@ -106,7 +112,7 @@ class ItemwiseSource(BatchSource):
     def prepare(self, indexes: npt.NDArray[np.int64]) -> Sequence[int]:
         return [int(index) for index in indexes]
 
-    def samples(self, prepared: Sequence[int], lo: int, hi: int) -> list[Any]:
+    def samples(self, prepared: Sequence[int], lo: int, hi: int, empty: Empty = np.empty) -> list[Any]:
         return [self._reader[index] for index in prepared[lo:hi]]
 
 

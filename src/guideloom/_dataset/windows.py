@@ -231,12 +231,16 @@ class WindowSource(BatchSource):
     def waits(self) -> bool:
         return self._files.readahead.cold
 
+    @property
+    def desk(self) -> npt.NDArray[np.int64]:
+        return self._files.desk
+
     def follow(self, prepared: WindowPlan, following: WindowPlan) -> None:
         self._following = (prepared, following)
 
-    def samples(self, prepared: WindowPlan, lo: int, hi: int) -> list[Any]:
+    def samples(self, prepared: WindowPlan, lo: int, hi: int, empty: Empty = np.empty) -> list[Any]:
         asked = self._files.readahead.cold and self._ask_ahead(prepared, lo, hi)
-        return run(self._operations.samples(prepared, lo, hi, asked), self._files)
+        return run(self._operations.samples(prepared, lo, hi, asked, empty), self._files)
 
     def arrays(self, prepared: WindowPlan, lo: int, hi: int, empty: Empty) -> Any:
         asked = self._files.readahead.cold and self._ask_ahead(prepared, lo, hi)

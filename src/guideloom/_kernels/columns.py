@@ -1,8 +1,8 @@
 """Columns: take rows of packed records apart into one dense array a field, widening integers on the way.
 
-Letters: K fields, R runs, F files. ``code[k]`` says how field ``k`` is copied (``_kernels/status.py``),
-``offset[k]`` where it stands in a record, ``size[k]`` the bytes of one of its values in the column, ``out[k]`` the
-column's address.
+Letters: K fields, R runs, F files. Of field ``k``, ``fields[0, k]`` says how it is copied (``_kernels/status.py``),
+``fields[1, k]`` where it stands in a record; ``fields[2, k]`` is the size of one of its values in the column, in bytes,
+and ``fields[3, k]`` the column's address.
 """
 
 from __future__ import annotations
@@ -69,20 +69,19 @@ _TYPES = {
 }
 
 
-def _spread(buffer: U8, itemsize: int, code: I64, offset: I64, size: I64, out: I64) -> None:
+def _spread(buffer: U8, itemsize: int, fields: I64, first_value: int) -> None:
     """Take the records of a buffer apart, as the compiled loops do."""
     count = buffer.size // itemsize
     rows = buffer[: count * itemsize].reshape(count, itemsize)
-    for k in range(code.size):
-        source, target = _TYPES.get(int(code[k]), (f"V{size[k]}", f"V{size[k]}"))
-        first = int(offset[k])
-        values = np.ascontiguousarray(rows[:, first : first + np.dtype(source).itemsize]).view(source)
-        _view(int(out[k]), count * int(size[k])).view(target)[:] = values.reshape(-1).astype(target)
+    for code, offset, size, out in fields.T.tolist():
+        source, target = _TYPES.get(code, (f"V{size}", f"V{size}"))
+        values = np.ascontiguousarray(rows[:, offset : offset + np.dtype(source).itemsize]).view(source)
+        _view(out + first_value * size, count * size).view(target)[:] = values.reshape(-1).astype(target)
 
 
-def _spread_mapped_numpy(
+def spread_mapped_numpy(
     bases: I64, sizes: I64, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int,
-    itemsize: int, code: I64, offset: I64, size: I64, out: I64, room: int, shift: int, status: I64,
+    itemsize: int, fields: I64, room: int, shift: int, status: I64,
 ) -> int:  # fmt: skip
     """Twin of :func:`spread_mapped`."""
     if not are_runs(lo, hi, file, src, dst, nbytes):
@@ -96,21 +95,21 @@ def _spread_mapped_numpy(
         status[0] = fault(bases, sizes, f, s, n, first * itemsize, room * itemsize)
         if status[0]:
             return r
-        _spread(_view(int(bases[f]) + s, n), itemsize, code, offset, size, out + first * size)
+        _spread(_view(int(bases[f]) + s, n), itemsize, fields, first)
     return DONE
 
 
 @kernel(
     "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, "
-    "int64, int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64[::1])",
-    twin=_spread_mapped_numpy,
+    "int64, int64[:, ::1], int64, int64, int64[::1])",
+    twin=spread_mapped_numpy,
     build=True,
 )
 def spread_mapped() -> Any:
     """Gather records out of mapped files straight into columns: each byte is touched once.
 
-    The arguments of ``gather_mapped`` up to ``hi``; then ``itemsize, code, offset, size, out int64[K], room, shift,
-    status``: every column has room for ``room`` values, ``shift`` is in bytes of records.
+    The arguments of ``gather_mapped`` up to ``hi``; then ``itemsize, fields int64[4, K], room, shift, status``: every
+    column has room for ``room`` values, ``shift`` is in bytes of records.
     """
     from guideloom._kernels import native
 

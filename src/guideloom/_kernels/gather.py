@@ -43,7 +43,7 @@ def fault(handles: I64, sizes: I64 | None, file: int, src: int, nbytes: int, at:
     return 0 if inside and (sizes is None or src + nbytes <= sizes[file]) else BAD_RANGE
 
 
-def _gather_mapped_numpy(
+def gather_mapped_numpy(
     bases: I64,
     sizes: I64,
     file: I64,
@@ -75,7 +75,7 @@ def _gather_mapped_numpy(
 
 @kernel(
     "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, uint8[::1], int64, int64[::1])",  # noqa: E501
-    twin=_gather_mapped_numpy,
+    twin=gather_mapped_numpy,
     build=True,
 )
 def gather_mapped() -> Any:
@@ -90,7 +90,7 @@ def gather_mapped() -> Any:
     return native.gather_mapped
 
 
-def _gather_pread_numpy(
+def gather_pread_numpy(
     fds: I64, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int, status: I64
 ) -> int:
     """Twin of :func:`gather_pread`, over ``os.preadv``."""
@@ -121,7 +121,7 @@ def _gather_pread_numpy(
 
 @kernel(
     "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, uint8[::1], int64, int64[::1])",
-    twin=_gather_pread_numpy,
+    twin=gather_pread_numpy,
     build=True,
 )
 def gather_pread() -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import mmap
 import sys
-import time
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -101,7 +100,7 @@ def _fetch_ahead(bases, file, src, nbytes, run):
 
 
 @njit(nogil=True)
-def _usage(status):
+def usage(status):
     """Return the blocks that this thread had read from devices, and how often it waited."""
     if status.size < STATUS_SIZE:
         raise ValueError("a kernel's status is too short")
@@ -111,27 +110,23 @@ def _usage(status):
 
 
 @njit(nogil=True)
-def _done(blocks, waits, status):
+def done(blocks, waits, status):
     """Note what was used since, and return DONE or WAITED."""
-    blocks_now, waits_now = _usage(status)
+    blocks_now, waits_now = usage(status)
     status[BLOCKS] = blocks_now - blocks
     status[WAITS] = waits_now - waits
     return DONE if blocks_now == blocks and waits_now == waits else WAITED
 
 
 @njit(nogil=True)
-def _are_runs(lo, hi, file, src, dst, nbytes):
+def are_runs(lo, hi, file, src, dst, nbytes):
     """Whether the runs [lo, hi) are in every column: what follows is as unchecked as C."""
     return lo >= 0 and lo <= hi and hi <= min(min(file.size, src.size), min(dst.size, nbytes.size))
 
 
-def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, status):
-    blocks, waits = _usage(status)
-    address = out.ctypes.data
-    room = out.size
-    if not _are_runs(lo, hi, file, src, dst, nbytes):
-        status[0] = BAD_RANGE
-        return max(lo, 0)
+@njit(nogil=True)
+def mapped_runs(bases, sizes, file, src, dst, nbytes, lo, hi, address, room, shift, status):
+    """Copy runs that are in their columns; DONE, or the run it stopped at."""
     for r in range(lo, hi):
         f = file[r]
         n = nbytes[r]
@@ -150,7 +145,16 @@ def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, stat
             return r
         _fetch_ahead(bases, file, src, nbytes, r)
         memcpy(address + d, base + src[r], n)
-    return _done(blocks, waits, status)
+    return DONE
+
+
+def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, status):
+    blocks, waits = usage(status)
+    if not are_runs(lo, hi, file, src, dst, nbytes):
+        status[0] = BAD_RANGE
+        return max(lo, 0)
+    stopped = mapped_runs(bases, sizes, file, src, dst, nbytes, lo, hi, out.ctypes.data, out.size, shift, status)
+    return stopped if stopped >= 0 else done(blocks, waits, status)
 
 
 # Pages looked at before all of a map are: to find that nothing of it is cached takes 10 ms a GiB.
@@ -191,13 +195,9 @@ def populate_cached(address, nbytes):
     return populated
 
 
-def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
-    blocks, waits = _usage(status)
-    address = out.ctypes.data
-    room = out.size
-    if not _are_runs(lo, hi, file, src, dst, nbytes):
-        status[0] = BAD_RANGE
-        return max(lo, 0)
+@njit(nogil=True)
+def pread_runs(fds, file, src, dst, nbytes, lo, hi, address, room, shift, status):
+    """Read runs that are in their columns; DONE, or the run it stopped at."""
     for r in range(lo, hi):
         n = nbytes[r]
         if n == 0:
@@ -214,14 +214,14 @@ def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
         if n < 0 or src[r] < 0 or d < 0 or d > room - n:
             status[0] = BAD_RANGE
             return r
-        done = 0
-        while done < n:
-            got = pread(np.int32(fd), address + d + done, n - done, src[r] + done)
+        read = 0
+        while read < n:
+            got = pread(np.int32(fd), address + d + read, n - read, src[r] + read)
             if got > 0:
-                done += got
+                read += got
             elif got == 0:
                 status[0] = SHORT
-                status[2] = done
+                status[2] = read
                 return r
             else:
                 code = np.zeros(1, np.int32)
@@ -229,27 +229,36 @@ def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
                 if code[0] != EINTR:
                     status[0] = FAILED
                     status[1] = code[0]
-                    status[2] = done
+                    status[2] = read
                     return r
-    return _done(blocks, waits, status)
+    return DONE
+
+
+def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
+    blocks, waits = usage(status)
+    if not are_runs(lo, hi, file, src, dst, nbytes):
+        status[0] = BAD_RANGE
+        return max(lo, 0)
+    stopped = pread_runs(fds, file, src, dst, nbytes, lo, hi, out.ctypes.data, out.size, shift, status)
+    return stopped if stopped >= 0 else done(blocks, waits, status)
 
 
 def advise_files(fds, file, src, nbytes, lo, hi):
-    usage = np.zeros(STATUS_SIZE, np.int64)
-    blocks, _ = _usage(usage)
-    if not _are_runs(lo, hi, file, src, src, nbytes):
+    spent = np.zeros(STATUS_SIZE, np.int64)
+    blocks, _ = usage(spent)
+    if not are_runs(lo, hi, file, src, src, nbytes):
         return 0
     for r in range(lo, hi):
         f = file[r]
         if nbytes[r] > 0 and f >= 0 and f < fds.size and fds[f] >= 0:
             posix_fadvise(np.int32(fds[f]), src[r], nbytes[r], np.int32(WILLNEED))
-    return _usage(usage)[0] - blocks
+    return usage(spent)[0] - blocks
 
 
 def advise_maps(bases, sizes, file, src, nbytes, lo, hi):
-    usage = np.zeros(STATUS_SIZE, np.int64)
-    blocks, _ = _usage(usage)
-    if not _are_runs(lo, hi, file, src, src, nbytes):
+    spent = np.zeros(STATUS_SIZE, np.int64)
+    blocks, _ = usage(spent)
+    if not are_runs(lo, hi, file, src, src, nbytes):
         return 0
     for r in range(lo, hi):
         f = file[r]
@@ -257,13 +266,13 @@ def advise_maps(bases, sizes, file, src, nbytes, lo, hi):
         if n > 0 and f >= 0 and f < bases.size and bases[f] >= 0 and src[r] >= 0 and src[r] <= sizes[f] - n:
             first = (bases[f] + src[r]) // PAGE_BYTES * PAGE_BYTES
             madvise(first, bases[f] + src[r] + n - first, np.int32(WILLNEED))
-    return _usage(usage)[0] - blocks
+    return usage(spent)[0] - blocks
 
 
 # --- columns: de-interleave and widen while gathering ------------------------------------------------
 
 
-def _pointer_to(element):
+def pointer_to(element):
     @intrinsic
     def pointer(typing_context, address):
         def generate(context, builder, signature, arguments):
@@ -288,7 +297,7 @@ def _load_of(element):
 
 def _field_copier(source, target):
     """Return a compiled loop: ``n`` values of one type, ``stride`` bytes apart, are stored densely as another."""
-    source_pointer, target_pointer, load = _pointer_to(source), _pointer_to(target), _load_of(source)
+    source_pointer, target_pointer, load = pointer_to(source), pointer_to(target), _load_of(source)
     size = source.bitwidth // 8
 
     @njit(nogil=True)
@@ -344,11 +353,9 @@ def _spread(code, at, stride, n, to, size):
         i4_to_i8(at, stride, n, to)
 
 
-def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, offset, size, out, room, shift, status):
-    blocks, waits = _usage(status)
-    if not _are_runs(lo, hi, file, src, dst, nbytes):
-        status[0] = BAD_RANGE
-        return max(lo, 0)
+@njit(nogil=True)
+def spread_runs(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, offset, size, out, room, shift, status):
+    """Take runs of records, which are in their columns, apart; DONE, or the run it stopped at."""
     for r in range(lo, hi):
         f = file[r]
         n = nbytes[r]
@@ -369,29 +376,16 @@ def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, 
         _fetch_ahead(bases, file, src, nbytes, r)
         for k in range(code.size):
             _spread(code[k], base + src[r] + offset[k], itemsize, count, out[k] + first * size[k], size[k])
-    return _done(blocks, waits, status)
+    return DONE
 
 
-# --- waiting -------------------------------------------------------------------------------------------
-
-sched_yield = types.ExternalFunction("sched_yield", types.int32())
-clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
-MONOTONIC = time.CLOCK_MONOTONIC
-
-
-@njit(nogil=True)
-def _now_ns(clock):
-    clock_gettime(np.int32(MONOTONIC), clock.ctypes.data)
-    return clock[0] * 1_000_000_000 + clock[1]
-
-
-def hand_over(theirs, mine, most, longest_ns):
-    clock = np.zeros(2, np.int64)
-    theirs[0] = 1
-    began_ns = _now_ns(clock)
-    for _ in range(most):
-        # The call keeps the compiler from reading once for all turns.
-        sched_yield()
-        if mine[0] != 0 or _now_ns(clock) - began_ns >= longest_ns:
-            break
-    return mine[0]
+def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, fields, room, shift, status):
+    blocks, waits = usage(status)
+    if not are_runs(lo, hi, file, src, dst, nbytes):
+        status[0] = BAD_RANGE
+        return max(lo, 0)
+    stopped = spread_runs(
+        bases, sizes, file, src, dst, nbytes, lo, hi,
+        itemsize, fields[0], fields[1], fields[2], fields[3], room, shift, status,
+    )  # fmt: skip
+    return stopped if stopped >= 0 else done(blocks, waits, status)

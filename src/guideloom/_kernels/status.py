@@ -19,5 +19,15 @@ USAGE, USAGE_WORDS = 5, 18
 
 STATUS_SIZE = USAGE + USAGE_WORDS
 
+OPEN, NEXT, ACTIVE, WATCHERS, BUSY = 0, 8, 16, 24, 32
+"""Words of a desk that several threads write, each in a cache line of its own: whether a gather lies there, its next
+run, who works on it, who waits at the desk, whether the desk is taken."""
+
+(
+    FAULTS, HELP_BLOCKS, HELP_WAITS, REST, IS_MAPPED, HANDLES, NUM_FILES, SIZES, FILE, SRC, DST, NBYTES, NUM_RUNS, END,
+    STEP, OUT, ROOM, SHIFT, NUM_FIELDS, FIELDS, ITEMSIZE, DESK_SIZE,
+) = range(40, 62)  # fmt: skip
+"""The other words of a desk: what became of the gather, and the gather itself, its arrays as addresses."""
+
 COPY_1, COPY_2, COPY_4, COPY_8, COPY_ANY, U1_TO_I4, U2_TO_I4, U1_TO_I8, U2_TO_I8, U4_TO_I8, I4_TO_I8 = range(11)
 """How a field goes from rows to its column: bytes as they are (1, 2, 4, 8, any number of them), or widened."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from guideloom._base.protocols import DatasetAbstract
-from guideloom._dataset.source import BatchSource
+from guideloom._dataset.source import BatchSource, Empty
 from guideloom._loader import bridge
 from guideloom._loader.bridge import CopyAhead, PinnedArrays, Pinner
 from guideloom._loader.iterator import Opened
@@ -40,7 +40,7 @@ def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing:
     """Start what makes the batches of ``schedule``; ``opened`` gets to know it before the first thread starts."""
     pinner = Pinner(options.device) if options.pin_memory else None
     if not schedule.num_batches:
-        return SerialFeed(schedule, _array_work(opened.source, None))
+        return SerialFeed(schedule, _array_work(opened.source, None, np.empty))
     enter_thread = _nothing if pinner is None else pinner.enter_thread
     if options.num_workers and options.parallel_method == "process":
         received = _received(options.collate_fn, pinner, options.copy_ahead)
@@ -58,9 +58,9 @@ def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing:
         )
     work: Work
     if options.collate_fn is None:
-        work = _array_work(opened.source, pinner)
+        work = _array_work(opened.source, pinner, opened.memory.empty)
     else:
-        work = SampleWork(opened.source, options.collate_fn, pinner)
+        work = SampleWork(opened.source, options.collate_fn, pinner, opened.memory.empty)
     if options.copy_ahead is not None:
         work = CopyingWork(work, options.copy_ahead)
     if not options.num_workers and not options.prefetch:
@@ -71,17 +71,18 @@ def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing:
         options.num_workers,
         options.prefetch,
         sharing,
+        opened.source.desk,
         enter_thread,
         opened.lend,
         opened.release,
     )
 
 
-def _array_work(source: BatchSource, pinner: Pinner | None) -> ArrayWork:
+def _array_work(source: BatchSource, pinner: Pinner | None, empty: Empty) -> ArrayWork:
     """Return the reading of numeric batches into ordinary memory, or into pinned memory."""
     arrays, tensors = source.arrays, bridge.tensors
     if pinner is None:
-        return ArrayWork(lambda prepared, lo, hi: tensors(arrays(prepared, lo, hi, np.empty)))
+        return ArrayWork(lambda prepared, lo, hi: tensors(arrays(prepared, lo, hi, empty)))
 
     def read(prepared: Any, lo: int, hi: int) -> Any:
         pinned = PinnedArrays()

@@ -11,8 +11,10 @@ from typing import Any, Self
 
 from guideloom._base.errors import NotOpenError
 from guideloom._base.forks import FORKS
+from guideloom._base.interrupts import interrupts_later
 from guideloom._base.protocols import DatasetSyncReaderAbstract
 from guideloom._dataset.source import BatchSource
+from guideloom._loader.recycling import Recycler
 from guideloom._loader.state import Position
 from guideloom._loader.work import EndOfEpoch, Feed
 from guideloom._loader.workers import Workers
@@ -136,6 +138,7 @@ class Opened:
         self.reader = reader
         self.feeds: Feeds = Feeds()
         self.workers = Workers()
+        self.memory = Recycler()
         self._users = 1
         self._lock = threading.Lock()
 
@@ -155,7 +158,8 @@ class Opened:
 
     def end_workers(self) -> None:
         """Tell worker processes to end, now or when their feed is done with them, without waiting."""
-        self.workers.close()
+        with interrupts_later():
+            self.workers.close()
 
     def join(self, deadline: float) -> None:
         """Stop all feeds and workers, and wait for them until ``deadline``, a time of ``monotonic``."""

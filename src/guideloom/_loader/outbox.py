@@ -19,7 +19,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from guideloom._kernels.desk import NO_DESK, gather_helped
 from guideloom._kernels.spin import hand_over
 from guideloom._loader.sharing import usable_processors
 from guideloom._loader.work import EndOfEpoch
@@ -59,11 +61,17 @@ class Sleeper:
 
     A wake that comes before the sleep is kept, so none is lost; a wake without a reason is possible. ``wake`` takes
     no lock and may therefore be called from a finaliser that interrupted the sleeping thread itself.
+
+    Parameters
+    ----------
+    desk : int64 array
+        Where it finds gathers to help with while it watches.
     """
 
-    __slots__ = ("_lock", "_next_rest", "_rest", "_signal", "hinted", "napping", "watching")
+    __slots__ = ("_desk", "_lock", "_next_rest", "_rest", "_signal", "hinted", "napping", "watching")
 
-    def __init__(self) -> None:
+    def __init__(self, desk: npt.NDArray[np.int64] = NO_DESK) -> None:
+        self._desk = desk
         self._lock = threading.Lock()
         self._lock.acquire()
         self._signal = np.zeros(1, np.int64)
@@ -73,16 +81,17 @@ class Sleeper:
         self._rest = 0
         self._next_rest = _SHORTEST_REST
 
-    def watch(self, other: Sleeper | None, turns: int) -> None:
+    def watch(self, other: Sleeper | None, turns: int) -> int:
         """Wake ``other``, and wait for a wake for a moment, without sleep; for what was waited for, look yourself.
 
+        Returns how many gathers of other threads it helped with meanwhile.
         Whoever would wake this thread may leave it to itself while ``watching``: it looks once more before it sleeps.
         """
         if self._rest or self._lock.acquire(blocking=False):
             self._rest -= self._rest > 0
             if other is not None:
                 other.wake()
-            return
+            return 0
         self._signal[0] = 0
         if other is not None:
             with suppress(RuntimeError):  # A wake is there already.
@@ -91,7 +100,8 @@ class Sleeper:
         began_at = perf_counter()
         try:
             # The other thread is signalled when the interpreter lock is free for it, not before.
-            hand_over(_NOBODY if other is None else other._signal, self._signal, turns, _LONGEST_WATCH_NS)
+            theirs = _NOBODY if other is None else other._signal
+            helped: int = hand_over(theirs, self._signal, turns, _LONGEST_WATCH_NS, self._desk)
         finally:
             self.watching = False
         self._lock.acquire(blocking=False)
@@ -101,6 +111,7 @@ class Sleeper:
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         else:
             self._next_rest = max(self._next_rest - 1, _SHORTEST_REST)
+        return helped
 
     def nap(self, mutex: AbstractContextManager[Any], interval_s: float) -> bool:
         """Sleep, but look for a ``hint`` every ``interval_s``, for a while; False when neither hint nor wake came."""
@@ -199,6 +210,8 @@ class Outbox:
         is to be woken.
     hands_over : bool
         Whether who makes batches calls ``hand_over`` before it waits for room.
+    desk : int64 array
+        Where a waiting caller finds gathers to help with.
 
     Attributes
     ----------
@@ -241,7 +254,12 @@ class Outbox:
     )
 
     def __init__(
-        self, window: int, total: int, on_room: Callable[[], Sleeper | None], hands_over: bool = False
+        self,
+        window: int,
+        total: int,
+        on_room: Callable[[], Sleeper | None],
+        hands_over: bool = False,
+        desk: npt.NDArray[np.int64] = NO_DESK,
     ) -> None:
         self.mutex = threading.Lock()
         self.taken = 0
@@ -252,6 +270,8 @@ class Outbox:
         self._hands_over = hands_over and WATCHES
         if self._hands_over:
             hand_over.get()  # not in the middle of an epoch
+            if desk.size:
+                gather_helped.get()
         self._total = total
         self._on_room = on_room
         self._ready: deque[Any] = deque()
@@ -262,7 +282,7 @@ class Outbox:
         self.parked = False
         self._waiting = False
         self._hold = False
-        self._caller = Sleeper()
+        self._caller = Sleeper(desk)
 
     @property
     def limit(self) -> int:

@@ -14,9 +14,12 @@ from collections.abc import Callable
 from time import perf_counter, thread_time
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from guideloom._base.forks import FORKS
 from guideloom._base.interrupts import interrupts_later
-from guideloom._loader.outbox import PARKED, Failure, Outbox, Pace, Sleeper
+from guideloom._loader.outbox import PARKED, WATCHES, Failure, Outbox, Pace, Sleeper
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import EndOfEpoch, Feed, Schedule, Work
 
@@ -24,6 +27,8 @@ _EXIT_TIMEOUT_S = 1.0
 # Batches made ahead for a caller that does nothing but take them, all in one go: more would leave the processor's cache
 # before they are taken, and free more memory in one go than the allocator keeps.
 _AHEAD_OF_IDLE = 4
+# Until a watch ends by time.
+_HELPER_TURNS = 1 << 40
 
 
 _FEEDS: set[Feed] = set()
@@ -73,6 +78,8 @@ class ThreadFeed:
         help of the reading threads.
     sharing : Sharing
         What was found out about reading threads so far; made for ``num_workers`` and ``prefetch``.
+    desk : int64 array
+        Where threads that wait find gathers to help with.
     enter_thread : callable
         Called first in each thread, before it reads or makes a batch.
     on_start : callable
@@ -94,6 +101,7 @@ class ThreadFeed:
         num_workers: int,
         prefetch: int,
         sharing: Sharing,
+        desk: npt.NDArray[np.int64],
         enter_thread: Callable[[], None],
         on_start: Callable[[Feed], None],
         on_ended: Callable[[], None],
@@ -104,7 +112,7 @@ class ThreadFeed:
         self._on_demand = prefetch == 0
         self._prefetch = prefetch
         self._demanded = 0
-        self._outbox = Outbox(max(1, prefetch), self._total, self._on_room, hands_over=True)
+        self._outbox = Outbox(max(1, prefetch), self._total, self._on_room, hands_over=True, desk=desk)
         self._mutex = self._outbox.mutex
         rows = schedule.batch_size
         self._part_rows = min(rows, -(-rows * max(1, prefetch) // max(1, num_workers))) if work.splits else rows
@@ -117,8 +125,8 @@ class ThreadFeed:
         self._head = 0
         self._next = 0
         self._pace = Pace()
-        self._parking = Sleeper()
-        self._batcher = Sleeper()
+        self._parking = Sleeper(desk)
+        self._batcher = Sleeper(desk)
         self._batcher_waits = False
         self._readers = [Sleeper() for _ in range(num_workers)]
         self._idle: list[Sleeper] = []
@@ -368,8 +376,7 @@ class ThreadFeed:
         """Body of the batch thread."""
         while self._next < self._total and not self._stopped:
             if self._outbox.resting and self._outbox.park():
-                while self._outbox.parked and not self._stopped:
-                    self._parking.sleep()
+                self._help_caller()
                 continue
             item = self._make(self._next)
             if self._stopped:
@@ -381,6 +388,14 @@ class ThreadFeed:
                 self.stop_reading()
                 return
             del item
+
+    def _help_caller(self) -> None:
+        """Help the caller to read, as long as it makes its batches itself."""
+        while self._outbox.parked and not self._stopped:
+            helped = WATCHES and self._parking.watch(None, _HELPER_TURNS)
+            # The watch may have used up the wake that came with a change.
+            if not helped and self._outbox.parked and not self._stopped:
+                self._parking.sleep()
 
     def stop_reading(self) -> None:
         """End the reading threads; what is in the outbox stays."""

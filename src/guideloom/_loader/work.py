@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from guideloom._dataset.source import BatchSource
+import numpy as np
+
+from guideloom._dataset.source import BatchSource, Empty
 from guideloom._plan.order import Order
 from guideloom._plan.partition import Partition
 
@@ -116,18 +118,23 @@ class SampleWork:
     source : BatchSource
     collate_fn : callable
     pin : callable or None
+    empty : callable
+        Allocates what samples are read into.
     """
 
     splits = True
     anywhere = False
 
-    def __init__(self, source: BatchSource, collate_fn: CollateFn, pin: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self, source: BatchSource, collate_fn: CollateFn, pin: Callable[[Any], Any] | None, empty: Empty = np.empty
+    ) -> None:
         self._samples = source.samples
+        self._empty = empty
         self._collate_fn = collate_fn
         self._pin = pin
 
     def read(self, prepared: Any, lo: int, hi: int) -> list[Any]:
-        return self._samples(prepared, lo, hi)
+        return self._samples(prepared, lo, hi, self._empty)
 
     def finish(self, parts: list[Any]) -> Any:
         samples = parts[0] if len(parts) == 1 else [sample for part in parts for sample in part]

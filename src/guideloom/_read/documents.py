@@ -25,6 +25,7 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 _INT64: np.dtype[Any] = np.dtype(np.int64)
+_UINT8: np.dtype[Any] = np.dtype(np.uint8)
 
 PAYLOAD_ALIGNMENT = 16
 """Payloads start at multiples of this in the read buffer, so that views on them are aligned."""
@@ -212,12 +213,14 @@ class DocumentOperations:
             placement = yield from self.look_up(plan, lo, hi, ragged)
         return placement, lo - placement.first, hi - placement.first
 
-    def samples(self, plan: DocumentPlan, lo: int, hi: int, asked: bool = False) -> Operation[list[Any]]:
+    def samples(
+        self, plan: DocumentPlan, lo: int, hi: int, asked: bool = False, empty: Empty = np.empty
+    ) -> Operation[list[Any]]:
         """Read and unpack the documents ``[lo, hi)`` of a plan; ``asked``: see ``FileSet.gather``."""
         if lo == hi:
             return []
         at, begin, end = yield from self._placed(plan, lo, hi, False)
-        buffer, shift = buffer_for(at, begin, end)
+        buffer, shift = buffer_for(at, begin, end, empty)
         if buffer.size:
             yield Gather(at.file, at.src, at.dst, at.nbytes, begin, end, buffer, shift, asked)
         return self.unpacked(at, begin, end, buffer, shift)
@@ -280,7 +283,7 @@ class DocumentOperations:
         return {"values": values, "offsets": offsets}, values.reshape(-1).view(np.uint8), int(at.dst[begin])
 
 
-def buffer_for(at: Placement, begin: int, end: int) -> tuple[U8, int]:
+def buffer_for(at: Placement, begin: int, end: int, empty: Empty) -> tuple[U8, int]:
     """Return a buffer for the documents ``[begin, end)`` of a placement, and what to subtract from ``dst`` in it."""
     shift = int(at.dst[begin])
-    return np.empty(int(at.dst[end]) - shift, np.uint8), shift
+    return empty((int(at.dst[end]) - shift,), _UINT8), shift

@@ -23,8 +23,9 @@ from guideloom._io.mapped import MmapIO, map_file
 from guideloom._io.pread import PosixPreadIO, advise_random
 from guideloom._io.seek import SeekIO
 from guideloom._kernels.columns import copy_code, spread_mapped
+from guideloom._kernels.desk import gather_helped, new_desk, spread_helped
 from guideloom._kernels.gather import advise_files, advise_maps, gather_mapped, gather_pread, populate_cached
-from guideloom._kernels.status import DONE, NOT_OPEN, STATUS_SIZE
+from guideloom._kernels.status import DONE, NOT_OPEN, STATUS_SIZE, WATCHERS
 from guideloom._read.fileset import FileSet, FileTable, PooledFileSet, default_capacity
 from guideloom._read.requests import Spread
 
@@ -57,6 +58,9 @@ class PreadFileSet(PooledFileSet[int]):
             raise
         return fd, fd
 
+    def _make_desk(self) -> I64:
+        return new_desk()
+
     def _close_one(self, handle: int) -> None:
         os.close(handle)
 
@@ -82,7 +86,11 @@ class PreadFileSet(PooledFileSet[int]):
 
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
         status = np.zeros(STATUS_SIZE, np.int64)
-        stopped = gather_pread(self.values, file, src, dst, nbytes, lo, hi, out, shift, status)
+        values, desk = self.values, self.desk
+        if desk[WATCHERS]:
+            stopped = gather_helped(desk, False, values, values, file, src, dst, nbytes, lo, hi, out, shift, status)
+        else:
+            stopped = gather_pread(values, file, src, dst, nbytes, lo, hi, out, shift, status)
         if stopped < 0:
             self._note_done(stopped, hi - lo, status)
         elif status[0] != NOT_OPEN:
@@ -133,7 +141,7 @@ class MappedFileSet(PooledFileSet[Any]):
             super().spread(request)
             return
         offsets = [0] if dtype.names is None else [dtype.fields[name][1] for name in dtype.names]  # type: ignore[index]
-        code, offset, size, out = np.array(
+        fields = np.array(
             [
                 codes,
                 offsets,
@@ -151,12 +159,10 @@ class MappedFileSet(PooledFileSet[Any]):
             if not request.asked and (self.readahead.cold or self.readahead.untried):
                 self._advise(request.file, request.src, request.nbytes, lo, request.hi)
             while True:
-                stopped = int(
-                    spread_mapped(
-                        self.values, self.table.sizes, request.file, request.src, request.dst, request.nbytes,
-                        lo, request.hi, dtype.itemsize, code, offset, size, out, room, request.shift, status,
-                    )
-                )  # fmt: skip
+                runs = (self.values, self.table.sizes, request.file, request.src, request.dst, request.nbytes)
+                rest = (lo, request.hi, dtype.itemsize, fields, room, request.shift, status)
+                helped = self.desk[WATCHERS]
+                stopped = int(spread_helped(self.desk, *runs, *rest) if helped else spread_mapped(*runs, *rest))
                 if stopped < 0:
                     self._note_done(stopped, request.hi - lo, status)
                     return
@@ -172,13 +178,20 @@ class MappedFileSet(PooledFileSet[Any]):
         self._open_ahead(file[lo:hi])
         self.readahead.note_asked(advise_maps(self.values, self.table.sizes, file, src, nbytes, lo, hi))
 
+    def _make_desk(self) -> I64:
+        return new_desk()
+
     def _close_one(self, handle: Any) -> None:
         # Views first; the map is closed by the collector when nothing refers to it, which is now.
         del handle
 
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
         status = np.zeros(STATUS_SIZE, np.int64)
-        stopped = gather_mapped(self.values, self.table.sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
+        values, sizes, desk = self.values, self.table.sizes, self.desk
+        if desk[WATCHERS]:
+            stopped = gather_helped(desk, True, values, sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
+        else:
+            stopped = gather_mapped(values, sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
         if stopped < 0:
             self._note_done(stopped, hi - lo, status)
         elif status[0] != NOT_OPEN:

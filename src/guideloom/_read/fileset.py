@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._base.errors import CorruptDataError, GuideLoomError, MissingShardError, NotOpenError
+from guideloom._kernels.desk import NO_DESK
 from guideloom._kernels.status import BAD_RANGE, BLOCKS, FAILED, SHORT, WAITED, WAITS
 from guideloom._read.readahead import Readahead
 from guideloom._read.requests import Gather, Spread
@@ -94,6 +95,7 @@ class FileSet(ABC):
         _ALL.add(self)
         self.readahead = Readahead(read_ahead_bytes)
         self.checker: BlockChecker | None = None  # set by whoever opened the data set, before the first gather
+        self.desk = self._make_desk()
 
     def gather(
         self,
@@ -184,9 +186,14 @@ class FileSet(ABC):
         """Make the file set usable in the child of a fork."""
         # The parent's threads do not exist here, so neither do their locks nor their use of the files.
         self._users = set()
+        self.desk = self._make_desk()
         self._forget()
         if self.checker is not None:
             self.checker.forget_threads()
+
+    def _make_desk(self) -> I64:
+        """Return where gathers are laid out for threads that wait; by default none ever is."""
+        return NO_DESK
 
     @abstractmethod
     def _gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> None: ...

@@ -144,8 +144,8 @@ class SpanOperations:
 
     # --- operations ---------------------------------------------------------------------------------
 
-    def _rows(self, plan: WindowPlan, lo: int, hi: int, asked: bool) -> Operation[npt.NDArray[Any]]:
-        rows = np.empty((hi - lo, plan.length), self._row_dtype)
+    def _rows(self, plan: WindowPlan, lo: int, hi: int, asked: bool, empty: Empty) -> Operation[npt.NDArray[Any]]:
+        rows = empty((hi - lo, plan.length), self._row_dtype)
         yield from gather_windows(plan, lo, hi, rows, asked)
         return rows
 
@@ -314,10 +314,12 @@ class SpanOperations:
             shard=int(self.catalog.shard[segment]),
         )
 
-    def samples(self, plan: WindowPlan, lo: int, hi: int, asked: bool = False) -> Operation[list[Any]]:
+    def samples(
+        self, plan: WindowPlan, lo: int, hi: int, asked: bool = False, empty: Empty = np.empty
+    ) -> Operation[list[Any]]:
         """Read and unpack the windows ``[lo, hi)`` of a plan."""
-        rows = yield from self._rows(plan, lo, hi, asked)
-        batch = yield from self._spans(plan, lo, hi, np.empty, rows if self._published else None)
+        rows = yield from self._rows(plan, lo, hi, asked, empty)
+        batch = yield from self._spans(plan, lo, hi, empty, rows if self._published else None)
         if self._published:
             rows = rows["element"]
         if rows.dtype != self.dtype:
@@ -346,7 +348,7 @@ class SpanOperations:
         """
         rows = None
         if self._published:
-            rows = yield from self._rows(plan, lo, hi, asked)
+            rows = yield from self._rows(plan, lo, hi, asked, np.empty)
             columns = self._columns(rows["element"], empty)
         else:
             columns = yield from self._elements.arrays(plan, lo, hi, empty, asked)

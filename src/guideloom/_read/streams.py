@@ -182,15 +182,19 @@ class StreamOperations:
         """Plan windows; pure."""
         return plan_windows(self.catalog.starts, self.catalog.elements_file, begins, length, self.disk_dtype.itemsize)
 
-    def rows(self, plan: WindowPlan, lo: int, hi: int, asked: bool = False) -> Operation[npt.NDArray[Any]]:
+    def rows(
+        self, plan: WindowPlan, lo: int, hi: int, asked: bool = False, empty: Empty = np.empty
+    ) -> Operation[npt.NDArray[Any]]:
         """Read the windows ``[lo, hi)`` of a plan: disk_dtype[hi - lo, L]."""
-        rows = np.empty((hi - lo, plan.length), self.disk_dtype)
+        rows = empty((hi - lo, plan.length), self.disk_dtype)
         yield from gather_windows(plan, lo, hi, rows, asked)
         return rows
 
-    def samples(self, plan: WindowPlan, lo: int, hi: int, asked: bool = False) -> Operation[list[Any]]:
+    def samples(
+        self, plan: WindowPlan, lo: int, hi: int, asked: bool = False, empty: Empty = np.empty
+    ) -> Operation[list[Any]]:
         """Read and unpack the windows ``[lo, hi)`` of a plan; ``asked``: see ``FileSet.gather``."""
-        rows = yield from self.rows(plan, lo, hi, asked)
+        rows = yield from self.rows(plan, lo, hi, asked, empty)
         if self._convert:
             rows = rows.astype(self.dtype)
         if type(self.format) is StreamNumpyFormat and self.format.data_type is None:
