@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from types import FrameType
 from typing import Any
 
@@ -25,19 +26,24 @@ import pytest
 
 from guideloom import StatefulDataLoader, StreamDataset
 from guideloom._loader import feeds, processes, workers
+from guideloom._loader.worker_body import Job
 from guideloom.testing import make_stream, plain
-from tests.loader.fakes import make_items
+from tests.loader.fakes import ItemDataset, make_items
 
 ROOT = Path(__file__).resolve().parents[2]
 WAY: dict[str, Any] = {"parallel_method": "process", "num_workers": 2, "prefetch": 4}
 
 
-@pytest.fixture(autouse=True)
-def _no_process_left_behind() -> Iterator[None]:
-    yield
+def join_our_threads() -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("guideloom"):
             thread.join(10)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left_behind() -> Iterator[None]:
+    yield
+    join_our_threads()
     assert multiprocessing.active_children() == []
 
 
@@ -154,12 +160,13 @@ def test_a_worker_that_was_killed_between_epochs_is_replaced() -> None:
         assert len(children()) == 2 and {process.pid for process in others} < children()
 
 
+@pytest.mark.parametrize("sample", [5, 19])
 @pytest.mark.usefixtures("_patient")
-def test_a_worker_that_failed_is_not_kept(tmp_path: Path) -> None:
+def test_a_worker_that_failed_is_not_kept(sample: int, tmp_path: Path) -> None:
     def fails_once(samples: list[int]) -> tuple[int, list[int]]:
-        if samples == [5] and not (tmp_path / "failed").exists():
+        if samples == [sample] and not (tmp_path / "failed").exists():
             (tmp_path / "failed").write_text(str(os.getpid()))
-            raise KeyError("five")
+            raise KeyError(sample)
         return with_pid(samples)
 
     with marked(20, collate_fn=fails_once) as loader:
@@ -167,7 +174,8 @@ def test_a_worker_that_failed_is_not_kept(tmp_path: Path) -> None:
             list(loader)
         failed = int((tmp_path / "failed").read_text())
         assert failed not in children()
-        assert epoch(loader)[1] == [[n] for n in range(5, 20)]
+        assert epoch(loader)[1] == [[n] for n in range(sample, 20)]
+        assert epoch(loader)[1] == [[n] for n in range(20)]
         assert failed not in children() and len(children()) == 2
 
 
@@ -189,6 +197,19 @@ def test_a_worker_that_hangs_is_ended_by_close(tmp_path: Path) -> None:
         iterator.close()
         assert hung not in children()
         assert epoch(loader)[1] == [[n] for n in range(2, 40)]
+
+
+def test_no_more_workers_are_kept_than_are_asked_for_and_none_once_closed() -> None:
+    kept = workers.Workers()
+    started = [workers.Worker(Job(ItemDataset(), None, None), number) for number in range(3)]
+    ended = kept.keep(started[:1], 2) + kept.keep(started[1:], 2)
+    assert len(ended) == 1 and ended[0] in started[1:]
+    back = kept.take()
+    assert back is not None and back is not ended[0]
+    kept.close()
+    assert kept.keep([back], 2) == [back] and kept.take() is None
+    kept.join()
+    workers.end_workers([*ended, back], perf_counter() + 20)
 
 
 def test_a_loader_that_is_closed_in_the_middle_keeps_no_worker() -> None:
@@ -220,6 +241,7 @@ def test_workers_end_with_a_loader_that_is_dropped(in_the_middle: bool) -> None:
         known = weakref.ref(loader)
         del loader, iterator
         assert known() is None, "something but the caller refers to the loader"
+        join_our_threads()  # one of two that wait for a process is not told its exit code
         for process in left:
             process.join(20)
         # By themselves, for their pipe was closed.
@@ -334,6 +356,38 @@ def test_an_interrupt_at_any_moment_loses_neither_batch_nor_process() -> None:
                 assert len(children()) <= 2
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_patient")
+def test_a_close_that_is_interrupted_does_not_take_its_feed_for_ended() -> None:
+    """``threading`` does that with a thread that was waited for."""
+    told, tells = multiprocessing.Pipe(duplex=False)
+
+    def waits(samples: list[int]) -> Any:
+        if samples == [2]:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+            tells.send(os.getpid())
+            signal.sigwait({signal.SIGUSR1})
+        return samples
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with marked(20, collate_fn=waits) as loader, told, tells:
+            iterator = iter(loader)
+            assert list(islice(iterator, 2)) == [[0], [1]]
+            waiting = told.recv()
+            with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                iterator.close()
+            assert not iterator._feed.join(0)
+            os.kill(waiting, signal.SIGUSR1)
+            assert iterator._feed.join(20)
+            assert waiting in children() and len(children()) == 2
+    finally:
         signal.signal(signal.SIGALRM, before)
 
 

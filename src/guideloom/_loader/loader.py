@@ -280,10 +280,10 @@ class StatefulDataLoader(SyncContextManager):
         opened, self._opened = self._opened, None
         deadline = monotonic() + CLOSE_TIMEOUT_S
         iterator = self._live()
-        if opened is not None:
-            # First, so that no feed waits for what its workers still make.
-            opened.end_workers()
         try:
+            if opened is not None:
+                # First, so that no feed waits for what its workers still make.
+                opened.end_workers()
             if iterator is not None:
                 iterator.close()
         finally:

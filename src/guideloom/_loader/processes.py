@@ -81,6 +81,10 @@ class ProcessFeed:
         self._idle_workers = workers
         self._num_workers = num_workers
         self._workers: list[Worker] = []
+        # Instead of the thread's own: ``threading`` takes a thread for ended when a wait for it is interrupted.
+        self._ended = False
+        self._running = threading.Lock()
+        self._running.acquire()
         self._thread = threading.Thread(target=self._run, name="guideloom-processes", daemon=True)
         # Of the thread and a start that was interrupted, one ends the workers.
         self._claim = threading.Lock()
@@ -95,7 +99,7 @@ class ProcessFeed:
             self.stop()
             if self._claim.acquire(blocking=False):
                 end_workers(self._workers, perf_counter() + PATIENCE_S)
-                unregister(self)
+                self._end()
             raise
 
     def _man(self, job: Job, num_workers: int) -> None:
@@ -128,9 +132,14 @@ class ProcessFeed:
 
     def join(self, timeout_s: float) -> bool:
         """See :class:`Feed`."""
-        if self._thread.is_alive():
+        if os.getpid() != self._pid:
+            # The thread stayed behind.
+            return True
+        if not self._ended and self._running.acquire(timeout=timeout_s):
+            self._running.release()
+        if self._ended and self._thread.is_alive():
             self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return self._ended
 
     # --- our thread ---
 
@@ -143,9 +152,16 @@ class ProcessFeed:
         except BaseException as error:  # noqa: BLE001  whatever it is, the caller gets it
             self._outbox.put(Failure(error))
         finally:
-            self._let_go()
-            self._results.clear()
-            unregister(self)
+            try:
+                self._let_go()
+            finally:
+                self._results.clear()
+                self._end()
+
+    def _end(self) -> None:
+        unregister(self)
+        self._ended = True
+        self._running.release()
 
     def _serve(self) -> None:
         head = 0

@@ -126,10 +126,10 @@ class Workers:
     def keep(self, workers: Iterable[Worker], most: int) -> list[Worker]:
         """Keep workers that owe nothing, at most ``most`` in all, and return those that are to be ended."""
         left = list(workers)
-        while left and len(self._idle) < most and not self.closed:
+        while left and len(self._idle) < most:
             self._idle.append(left.pop())
         if self.closed:
-            # By another thread, perhaps after the question above: then one of us finds them.
+            # Perhaps meanwhile, by another thread: then one of us finds them.
             while (worker := _pop(self._idle)) is not None:
                 left.append(worker)
         return left
