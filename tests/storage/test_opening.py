@@ -68,8 +68,10 @@ def test_nothing_there(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"0000000-0000\.commit\.json"):
             opened("stream", folder, listing=False)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ForeignDataError, match="found a file"):
+    with pytest.raises(ForeignDataError, match="found a file; give the folder that holds it"):
         opened("stream", tmp_path / "file")
+    with pytest.raises(ForeignDataError, match="a part of this path is no folder"):
+        opened("stream", tmp_path / "file" / "data")
     with pytest.raises(ForeignDataError, match=r"1 other files.*file"):
         opened("stream", tmp_path)
 

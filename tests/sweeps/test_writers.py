@@ -185,8 +185,10 @@ def test_folders_are_made_and_files_are_not_mistaken_for_folders(kind: str, tmp_
     write(storage, kind, {0: [0]})
     assert content(storage) == [[0]]
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises((OSError, ValueError), match="found a file"):
-        write(storage_of(kind, tmp_path / "file"), kind, {0: [0]})
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises((OSError, ValueError), match="found a file, or a link to nothing: give another path"):
+            write(storage_of(kind, tmp_path / name), kind, {0: [0]})
 
 
 @pytest.mark.parametrize("kind", KINDS)

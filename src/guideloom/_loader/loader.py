@@ -66,7 +66,8 @@ class StatefulDataLoader(SyncContextManager):
         Whether a last global batch that is not full is left out. If not, every rank still takes the same number of
         steps.
     prefetch : int, default 0
-        Batches made ahead, by a thread of their own. 0: no look-ahead; workers read parts of the present batch.
+        Batches made ahead, by a thread of their own, which a caller that waits helps to read. 0: no look-ahead;
+        workers read parts of the present batch.
     copy_ahead : bool, default False
         Whether batches are copied to the CUDA device ahead as well, on a stream of their own, so that a copy runs
         beside the step before. It takes device memory for ``prefetch`` batches; needs ``pin_memory`` and ``prefetch``.

@@ -131,8 +131,11 @@ class LocalFolder:
                 "no data set: the folder does not exist; correct the path, or write it first", path=self._directory
             ) from None
         except NotADirectoryError:
+            remedy = "give the folder that holds it"
+            if not os.path.lexists(self._directory):
+                remedy = "a part of this path is no folder, correct it"
             raise ForeignDataError(
-                "expected a data set's folder, found a file: give the folder that holds it", path=self._directory
+                "expected a data set's folder, found a file", remedy=remedy, path=self._directory
             ) from None
         return found
 

@@ -157,7 +157,10 @@ class WriterSession(Generic[PartT]):
         try:
             disk.make_folder(self._folder)
         except (FileExistsError, NotADirectoryError):
-            raise ForeignDataError("expected a folder to write in, found a file", path=self._folder) from None
+            raise ForeignDataError(
+                "expected a folder to write in, found a file, or a link to nothing: give another path",
+                path=self._folder,
+            ) from None
         names = os.listdir(self._folder)
         for name in names:
             if is_published_name(name):
