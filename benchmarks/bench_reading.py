@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from benchmarks.conftest import BATCH, LENGTH, SHARDS, document_storage, span_storage, stream_storage
-from guideloom import DocumentDataset, StatefulDataLoader, StreamDataset
+from benchmarks.conftest import SHARDS, document_storage, span_storage
+from benchmarks.workloads import BATCH, LENGTH, copy_runs, loader, stack, stream_storage
+from guideloom import DocumentDataset, StreamDataset
 from guideloom._read.files import open_file_set
 from guideloom._read.fileset import FileTable
 from guideloom.io import MmapIO, PosixPreadIO, SeekIO
@@ -30,19 +30,6 @@ from guideloom.testing import CountingBackend
 WINDOW_BYTES = LENGTH * 4
 BACKENDS: dict[str, Callable[[], Any]] = {"seek": SeekIO, "pread": PosixPreadIO, "mmap": MmapIO}
 SETTINGS = [(0, 0), (0, 4), (1, 4), (2, 4)]
-
-
-def loader(dataset: Any, collate: Any = None, workers: int = 0, prefetch: int = 0) -> StatefulDataLoader:
-    return StatefulDataLoader(
-        dataset,
-        collate,
-        local_batch_size=BATCH,
-        num_workers=workers,
-        prefetch=prefetch,
-        shuffle=True,
-        shuffle_seed=1,
-        device=torch.device("cpu"),
-    )
 
 
 def epoch(dataset: Any, collate: Any = None, workers: int = 0, prefetch: int = 0) -> int:
@@ -77,10 +64,6 @@ def steps(call: Callable[[], Any]) -> int:
     return count[0]
 
 
-def stack(samples: list[Any]) -> Any:
-    return {"tokens": torch.from_numpy(np.stack([sample["tokens"] for sample in samples]))}
-
-
 def runs(num: int, files: int, file_bytes: int) -> tuple[Any, ...]:
     """``num`` windows at random places, and where they go in a buffer of one batch."""
     rng = np.random.default_rng(0)
@@ -95,23 +78,13 @@ def runs(num: int, files: int, file_bytes: int) -> tuple[Any, ...]:
 
 def test_ceiling_of_memcpy(benchmark: Any, stream: Path) -> None:
     """What a core of this machine copies, without GuideLoom."""
-    import numba
-    from numba import types
-
-    memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
-
-    @numba.njit("void(int64, int64[::1], int64, int64, int64)", nogil=True)
-    def copy(base: int, src: Any, nbytes: int, out: int, batch: int) -> None:
-        for i in range(src.size):
-            memcpy(out + (i % batch) * nbytes, base + src[i], nbytes)
-
     path = next(stream.glob("*.elements.bin"))
     with open(path, "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     whole = np.frombuffer(mapped, np.uint8)
     out = np.zeros(BATCH * WINDOW_BYTES, np.uint8)
-    _, src, _, _ = runs(512, 1, whole.size)
-    benchmark(copy, whole.ctypes.data, src, WINDOW_BYTES, out.ctypes.data, BATCH)
+    _, src, _, nbytes = runs(512, 1, whole.size)
+    benchmark(copy_runs(), whole.ctypes.data, src, nbytes, out.ctypes.data, BATCH)
     assert out.any()
 
 
@@ -231,26 +204,12 @@ def test_ragged_documents(benchmark: Any, documents: Path, name: str, batch: int
 @pytest.mark.parametrize("batch", [32, 512])
 def test_ceiling_of_ragged_memcpy(benchmark: Any, documents: Path, batch: int) -> None:
     """The bytes of the same documents, copied by one core out of a map into one buffer that is used again."""
-    import numba
-    from numba import types
-
-    memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.uintp))
-
-    @numba.njit("void(int64, int64[::1], int64[::1], int64, int64)", nogil=True)
-    def copy(base: int, src: Any, nbytes: Any, out: int, batch: int) -> None:
-        at = 0
-        for i in range(src.size):
-            if i % batch == 0:
-                at = out
-            memcpy(at, base + src[i], nbytes[i])
-            at += nbytes[i]
-
     nbytes = np.random.default_rng(0).integers(256, 1024, 2048) * 4
     whole = np.ones(nbytes.sum(), np.uint8)
     order = np.random.default_rng(1).permutation(2048)
     src = (np.cumsum(nbytes) - nbytes)[order]
     out = np.zeros(batch * 4096, np.uint8)
-    benchmark(copy, whole.ctypes.data, src, nbytes[order], out.ctypes.data, batch)
+    benchmark(copy_runs(), whole.ctypes.data, src, nbytes[order], out.ctypes.data, batch)
     assert out.any()
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.bench_reading import loader
-from benchmarks.conftest import LENGTH, TOKEN, stream_storage
+from benchmarks.workloads import LENGTH, TOKEN, loader, stream_storage
 from guideloom import StreamDataset, StreamNumpyFormat
 from guideloom._storage.local import LocalFolder
 from guideloom.io import PosixPreadIO

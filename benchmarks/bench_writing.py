@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.conftest import TOKEN, document_storage, span_storage, stream_storage
+from benchmarks.conftest import document_storage, span_storage
+from benchmarks.workloads import TOKEN, stream_storage
 from guideloom import StreamWithMetaStorage
 from guideloom._storage import partfile
 from guideloom.io import SeekIO

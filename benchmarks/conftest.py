@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from guideloom import DocumentNumpyFormat, DocumentStorage, StreamNumpyFormat, StreamStorage, StreamWithMetaStorage
+from benchmarks.workloads import stream_storage
+from guideloom import DocumentNumpyFormat, DocumentStorage, StreamWithMetaStorage
 from guideloom._read.fileset import FileSet
+from guideloom.io import SeekIO
 from guideloom.testing import IdSpanFormat, make_spans
 
-LENGTH, BATCH, SHARDS = 2048, 32, 4
-TOKEN = np.dtype([("tokens", "<i4")])
+SHARDS = 4
 
 
 @pytest.fixture(scope="session")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """4 shards of 1 Mi tokens, 16 MiB: 64 batches of 32 windows of 2,048."""
     folder = tmp_path_factory.mktemp("stream")
-    with StreamStorage(folder, StreamNumpyFormat(TOKEN)).sync_writer() as writer:
+    with stream_storage(folder, SeekIO()).sync_writer() as writer:
         for shard in range(SHARDS):
             writer.append(shard, {"tokens": np.arange(1 << 20, dtype=np.int32) + shard})
     return folder
@@ -46,10 +47,6 @@ def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lengths = np.random.default_rng(0).integers(1, 200, (SHARDS, 1024)).tolist()
     make_spans(folder, lengths, np.dtype("<i8"), per_append=64)
     return folder
-
-
-def stream_storage(folder: Path, backend: Any) -> StreamStorage:
-    return StreamStorage(folder, StreamNumpyFormat(TOKEN), backend)
 
 
 def document_storage(folder: Path, backend: Any) -> DocumentStorage:

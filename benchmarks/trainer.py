@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from guideloom import StatefulDataLoader, StreamDataset, StreamNumpyFormat, StreamStorage
+from benchmarks.workloads import LENGTH, loader, stream_storage
+from guideloom import StreamDataset
 from guideloom.io import PosixPreadIO
 
-TOKEN = np.dtype([("tokens", "<i4")])
 VOCABULARY = 8192
 NUM_READY = 256
 SETTINGS = ((0, 0), (0, 4), (1, 4))
@@ -52,7 +52,7 @@ class Step:
 
 
 def make(folder: Path) -> Path:
-    with StreamStorage(folder, StreamNumpyFormat(TOKEN)).sync_writer() as writer:
+    with stream_storage(folder, PosixPreadIO()).sync_writer() as writer:
         for shard in range(4):
             writer.append(shard, {"tokens": np.random.default_rng(shard).integers(0, VOCABULARY, 1 << 22, np.int32)})
     return folder
@@ -77,8 +77,8 @@ def compare(folder: Path, steps: int, rounds: int, width: int) -> dict[str, Any]
     and goes, weighs less. "memory again" is the same thing a second time: how far it is from 1 is the noise.
     """
     step = Step(width)
-    dataset = StreamDataset(StreamStorage(folder, StreamNumpyFormat(TOKEN), PosixPreadIO()), 2048)
-    with loader(dataset, 0, 0) as source:
+    dataset = StreamDataset(stream_storage(folder, PosixPreadIO()), LENGTH)
+    with loader(dataset) as source:
         # More than the processor's caches hold: in no training run does a batch lie there before its step.
         ready = list(islice(iter(source), NUM_READY))
     in_memory = cycle(ready)
@@ -92,7 +92,7 @@ def compare(folder: Path, steps: int, rounds: int, width: int) -> dict[str, Any]
             if setting is None:
                 found[name].append(statistics.median(times(step, in_memory, steps)))
             else:
-                with loader(dataset, *setting) as source:
+                with loader(dataset, None, *setting) as source:
                     found[name].append(statistics.median(times(step, iter(source), steps)))
     memory = found["memory"]
     return {
@@ -104,19 +104,6 @@ def compare(folder: Path, steps: int, rounds: int, width: int) -> dict[str, Any]
             for name, values in found.items()
         },
     }
-
-
-def loader(dataset: StreamDataset, workers: int, prefetch: int) -> StatefulDataLoader:
-    return StatefulDataLoader(
-        dataset,
-        None,
-        local_batch_size=32,
-        num_workers=workers,
-        prefetch=prefetch,
-        shuffle=True,
-        shuffle_seed=1,
-        device=torch.device("cpu"),
-    )
 
 
 def main() -> None:
