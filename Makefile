@@ -3,6 +3,7 @@
 #   make test    everything CI runs; the last line is pytest's own
 #   make check   what to run before a commit: style, types, layers, fast tests
 #   make bench   the benchmarks with their times
+#   make rates   rates of reading and writing beside their ceilings
 #   make soak    kills, stress and fuzzing for SOAK_SECONDS, by default ten minutes
 #   make format  rewrite the sources in the project's style
 
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.installed
 EXTRAS := torch,msgpack,testing,demo,dev
 SOAK_SECONDS ?= 600
 
-.PHONY: demo test check bench soak format static clean
+.PHONY: demo test check bench rates soak format static clean
 
 demo: $(STAMP)
 	$(BIN)/python -m demo.run
@@ -28,6 +29,9 @@ check: static
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only
+
+rates: $(STAMP)
+	$(BIN)/python -m benchmarks.rates
 
 # atheris has no wheel for every Python; without it the parsers are fuzzed without coverage.
 soak: $(STAMP)
