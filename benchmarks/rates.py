@@ -1,6 +1,6 @@
 """Rates of reading and writing beside their ceilings: the tables of docs/performance.md.
 
-    python -m benchmarks.rates [FOLDER] [--json] [--only NAME ...] [--seconds 70]
+    python -m benchmarks.rates [FOLDER] [--json] [--only NAME ...] [--seconds 90]
 
 It makes its data once in FOLDER, 0.7 GB with the default sizes, and reads them out of the page cache. What is compared
 takes turns in several rounds; ratios are those within a round, and their median is given, so that other work on the
@@ -51,7 +51,7 @@ def measure(
     names: Sequence[str] = NAMES,
     *,
     rounds: int = 5,
-    seconds: float = 70.0,
+    seconds: float = 90.0,
     steps: int = 40,
     width: int = 700,
 ) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=f"of {', '.join(NAMES)}"
     )
-    parser.add_argument("--seconds", type=float, default=70.0, help="for all that is read (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=90.0, help="for all that is read (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=40, help="of queue, in a round (default: %(default)s)")
     parser.add_argument("--width", type=int, default=700, help="of the matrices of queue (default: %(default)s)")

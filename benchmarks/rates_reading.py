@@ -45,7 +45,7 @@ SETTINGS = ((0, 0), (1, 4), (2, 4), (8, 8))
 COPY, PYTHON = "memcpy", "memory"
 NUM_READY = 8
 """Batches in memory that Python is measured on. Few, since all that lives costs time in a pass of the collector."""
-TIMES_LONGER = {"spans": 3.0}
+TIMES_LONGER = {"spans": 4.0}
 """Here a full pass of the collector comes every half second: in a shorter time there is one, or none, by chance."""
 QUEUE_WARM = 10
 """Steps until the queue is full, and the memory of batches is used for the second time."""
