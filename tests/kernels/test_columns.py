@@ -78,3 +78,17 @@ def test_columns_run_other_ways(name: str) -> None:
         env=environment, capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+def test_what_kernels_share_has_names_of_its_own() -> None:
+    """Kernels out of the cache are linked by name, and by a number that begins anew in each process."""
+    from guideloom._kernels import native, native_desk
+
+    functions = {
+        id(value): f"{value.py_func.__module__}.{value.py_func.__qualname__}"
+        for module in (native, native_desk)
+        for value in vars(module).values()
+        if hasattr(value, "py_func")
+    }
+    assert len(functions) > 15
+    assert sorted(functions.values()) == sorted(set(functions.values()))

@@ -83,6 +83,20 @@ def test_second_process_takes_the_kernel_from_the_cache(project: Path, tmp_path:
     assert [answer["hits"] for answer in answers] == [0, 1]
 
 
+def test_a_change_of_any_kernel_source_misses_the_cache(project: Path, tmp_path: Path) -> None:
+    """Of a kernel's sources numba knows one file, and serves what was compiled with another version of the rest."""
+    cache = tmp_path / "cache"
+    env = environment(project, NUMBA_CACHE_DIR=str(cache))
+    change = """
+from pathlib import Path
+from guideloom._kernels import jit
+read = Path.read_bytes
+Path.read_bytes = lambda path: read(path) + b"# changed" * (path.name == "status.py")
+"""
+    hits = [run(env, script)[0]["hits"] for script in (SCRIPT, SCRIPT, change + SCRIPT, change + SCRIPT, SCRIPT)]
+    assert hits == [0, 1, 0, 1, 1]
+
+
 @pytest.mark.parametrize("variables", [{"GUIDELOOM_KERNEL_CACHE": "0"}, {"NUMBA_BOUNDSCHECK": "1"}])
 def test_without_cache_nothing_is_written_nor_read(project: Path, tmp_path: Path, variables: dict[str, str]) -> None:
     cache = tmp_path / "cache"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import operator
 import os
@@ -10,6 +11,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from guideloom._base.interrupts import interrupts_later
@@ -77,6 +79,19 @@ def cache_enabled() -> bool:
     return _is_on("GUIDELOOM_KERNEL_CACHE", "1") and not _is_on("NUMBA_BOUNDSCHECK")
 
 
+@functools.cache
+def _sources() -> str:
+    """Name this version of all kernels' sources.
+
+    numba looks at the one file of a kernel, and serves it from the cache though what it uses of another file has
+    changed since, or no longer agrees with a kernel beside it.
+    """
+    found = hashlib.blake2b(digest_size=4)
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
 class Kernel(Generic[FunctionT]):
     """A function compiled on its first call.
 
@@ -130,6 +145,7 @@ class Kernel(Generic[FunctionT]):
         function = self._source() if self._build else self._source
         if cache_enabled():
             try:
+                function.__qualname__ = f"{function.__name__}_{_sources()}"  # which names its files in the cache
                 return cast(FunctionT, numba.njit(self._signature, nogil=True, cache=True)(function))
             except _CACHE_ERRORS as error:
                 # Not hidden: what is wrong with the kernel itself is raised again below.

@@ -61,6 +61,21 @@ mincore = types.ExternalFunction("mincore", types.int32(types.intp, types.uintp,
 PAGE_BYTES = mmap.PAGESIZE
 
 
+def _load_of(element):
+    @intrinsic
+    def load(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            at = builder.inttoptr(arguments[0], context.get_value_type(element).as_pointer())
+            return builder.load(at, align=1)  # a field of a packed record lies at any byte
+
+        return element(types.int64), generate
+
+    return load
+
+
+load_int32 = _load_of(types.int32)
+
+
 @intrinsic
 def _prefetch(typing_context, address):
     def generate(context, builder, signature, arguments):
@@ -224,11 +239,11 @@ def pread_runs(fds, file, src, dst, nbytes, lo, hi, address, room, shift, status
                 status[2] = read
                 return r
             else:
-                code = np.zeros(1, np.int32)
-                memcpy(code.ctypes.data, errno_address(), 4)
-                if code[0] != EINTR:
+                # Nothing here may raise, as an allocation can: others may wait for this thread (native_desk.py).
+                code = load_int32(errno_address())
+                if code != EINTR:
                     status[0] = FAILED
-                    status[1] = code[0]
+                    status[1] = code
                     status[2] = read
                     return r
     return DONE
@@ -283,24 +298,11 @@ def pointer_to(element):
     return pointer
 
 
-def _load_of(element):
-    @intrinsic
-    def load(typing_context, address):
-        def generate(context, builder, signature, arguments):
-            at = builder.inttoptr(arguments[0], context.get_value_type(element).as_pointer())
-            return builder.load(at, align=1)  # a field of a packed record lies at any byte
-
-        return element(types.int64), generate
-
-    return load
-
-
 def _field_copier(source, target):
     """Return a compiled loop: ``n`` values of one type, ``stride`` bytes apart, are stored densely as another."""
     source_pointer, target_pointer, load = pointer_to(source), pointer_to(target), _load_of(source)
     size = source.bitwidth // 8
 
-    @njit(nogil=True)
     def copy(at, stride, n, to):
         dense = carray(target_pointer(to), (n,))
         if stride == size:
@@ -311,7 +313,10 @@ def _field_copier(source, target):
             for i in range(n):
                 dense[i] = load(at + i * stride)
 
-    return copy
+    # Kernels are compiled, and cached, in different processes, and linked by name in this one: under one name they
+    # would use each other's loops.
+    copy.__name__ = copy.__qualname__ = f"copy_{source}_to_{target}"
+    return njit(nogil=True)(copy)
 
 
 copy_1 = _field_copier(types.uint8, types.uint8)

@@ -54,6 +54,7 @@ from guideloom._kernels.status import (
 )
 
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
+usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
 clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 MONOTONIC = time.CLOCK_MONOTONIC
 
@@ -61,7 +62,7 @@ LEAST_MAPPED_BYTES, LEAST_READ_BYTES = 1 << 17, 1 << 15
 """A gather of fewer bytes is done before another thread has begun."""
 PORTIONS = 4
 """Portions that runs are taken in: few, for the processor foresees what follows within one."""
-SLOW_TURNS, REST_GATHERS = 1000, 256
+SLOW_TURNS, SLOW_SLEEP_US, REST_GATHERS = 1000, 50, 256
 """A helper that is waited for so long lost its processor to other work: so many gathers are then done alone."""
 
 word = types.int64
@@ -115,47 +116,57 @@ def _gather(is_mapped, handles, sizes, file, src, dst, nbytes, lo, hi, address, 
 
 
 @njit(nogil=True)
-def _take_runs(desk, status):
-    """Do runs of the gather that lies on the desk until none is left, or one cannot be done."""
+def _take_portion(desk, status):
+    """Do some runs of the gather that lies on the desk; False when none is left, or one cannot be done."""
     address = desk.ctypes.data
+    # Where one cannot be done all are done once more: the rest would be in vain.
+    if load(address + 8 * FAULTS) != 0:
+        return False
+    end, step, room, shift = desk[END], desk[STEP], desk[ROOM], desk[SHIFT]
+    lo = add(address + 8 * NEXT, step)
+    if lo >= end:
+        return False
+    hi = min(lo + step, end)
     handles, sizes = carray(words(desk[HANDLES]), (desk[NUM_FILES],)), carray(words(desk[SIZES]), (desk[NUM_FILES],))
     file, src = carray(words(desk[FILE]), (desk[NUM_RUNS],)), carray(words(desk[SRC]), (desk[NUM_RUNS],))
     dst, nbytes = carray(words(desk[DST]), (desk[NUM_RUNS],)), carray(words(desk[NBYTES]), (desk[NUM_RUNS],))
-    fields = carray(words(desk[FIELDS]), (4, desk[NUM_FIELDS]))
-    end, step, room, shift = desk[END], desk[STEP], desk[ROOM], desk[SHIFT]
-    while True:
-        lo = add(address + 8 * NEXT, step)
-        if lo >= end:
-            return
-        hi = min(lo + step, end)
-        if desk[NUM_FIELDS] > 0:
-            stopped = spread_runs(
-                handles, sizes, file, src, dst, nbytes, lo, hi,
-                desk[ITEMSIZE], fields[0], fields[1], fields[2], fields[3], room, shift, status,
-            )  # fmt: skip
-        else:
-            stopped = _gather(
-                desk[IS_MAPPED], handles, sizes, file, src, dst, nbytes, lo, hi, desk[OUT], room, shift, status
-            )
-        if stopped >= 0:
-            add(address + 8 * FAULTS, 1)
-            return
+    if desk[NUM_FIELDS] > 0:
+        fields = carray(words(desk[FIELDS]), (4, desk[NUM_FIELDS]))
+        stopped = spread_runs(
+            handles, sizes, file, src, dst, nbytes, lo, hi,
+            desk[ITEMSIZE], fields[0], fields[1], fields[2], fields[3], room, shift, status,
+        )  # fmt: skip
+    else:
+        stopped = _gather(
+            desk[IS_MAPPED], handles, sizes, file, src, dst, nbytes, lo, hi, desk[OUT], room, shift, status
+        )
+    if stopped >= 0:
+        add(address + 8 * FAULTS, 1)
+        return False
+    return True
 
 
 @njit(nogil=True)
-def _help(desk, status):
-    """Take part in the gather that lies on the desk, if there still is one."""
+def _help(desk, mine, status):
+    """Take part in the gather that lies on the desk, if there still is one, until ``mine`` is set.
+
+    Returns whether there was one, and how many portions were done.
+    """
     address = desk.ctypes.data
     add(address + 8 * ACTIVE, 1)
-    helped = load(address + 8 * OPEN) != 0
-    if helped:
+    is_open = load(address + 8 * OPEN) != 0
+    portions = 0
+    if is_open:
         blocks, waits = usage(status)
-        _take_runs(desk, status)
+        while _take_portion(desk, status):
+            portions += 1
+            if mine[0] != 0:
+                break
         if done(blocks, waits, status) == WAITED:
             add(address + 8 * HELP_BLOCKS, status[BLOCKS])
             add(address + 8 * HELP_WAITS, status[WAITS])
     add(address + 8 * ACTIVE, -1)
-    return helped
+    return is_open, portions
 
 
 @njit(nogil=True)
@@ -199,11 +210,16 @@ def _share(desk, blocks, waits, status):
     """Do what was laid out, together with whoever comes; as a gather, or 0 when a run cannot be done."""
     address = desk.ctypes.data
     swap(address + 8 * OPEN, 1)
-    _take_runs(desk, status)
+    while _take_portion(desk, status):
+        pass
     swap(address + 8 * OPEN, 0)
     turns = 0
     while load(address + 8 * ACTIVE) != 0:
-        sched_yield()
+        # Who yields stays ahead of a helper of lower priority on the same processor, and would do so for ever.
+        if turns < SLOW_TURNS:
+            sched_yield()
+        else:
+            usleep(np.uint32(SLOW_SLEEP_US))
         turns += 1
     if turns > SLOW_TURNS:
         desk[REST] = REST_GATHERS
@@ -242,7 +258,8 @@ def spread_helped(desk, handles, sizes, file, src, dst, nbytes, lo, hi, itemsize
     if not are_runs(lo, hi, file, src, dst, nbytes):
         status[0] = BAD_RANGE
         return max(lo, 0)
-    if _take_desk(desk, nbytes, lo, hi, LEAST_MAPPED_BYTES // 2):
+    # Without fields the desk would say that a gather lies there.
+    if fields.shape[1] > 0 and _take_desk(desk, nbytes, lo, hi, LEAST_MAPPED_BYTES // 2):
         _lay_out(desk, handles, sizes, file, src, dst, nbytes, lo, hi, room, shift)
         desk[NUM_FIELDS] = fields.shape[1]
         desk[FIELDS] = fields.ctypes.data
@@ -268,9 +285,11 @@ def hand_over(theirs, mine, most, longest_ns, desk):
     theirs[0] = 1
     began_ns = _now_ns(clock)
     for _ in range(most):
+        portions = 0
         if helps and load(address + 8 * OPEN) != 0:
-            helped += _help(desk, status)
-        else:
+            is_open, portions = _help(desk, mine, status)
+            helped += is_open
+        if portions == 0:
             # The call keeps the compiler from reading once for all turns.
             sched_yield()
         if mine[0] != 0 or _now_ns(clock) - began_ns >= longest_ns:
