@@ -121,12 +121,16 @@ def test_a_child_does_not_wait_for_helpers_of_its_parent(tmp_path: Path, laid_ou
         source = reader.batch_source()  # type: ignore[attr-defined]
         prepared = source.prepare(np.arange(BATCH))
         wanted = source.arrays(prepared, 0, BATCH, np.empty)["token"]
-        source.desk[[WATCHERS, ACTIVE, BUSY]] = [1, 1, 0]
+        desk = source.desk
+        desk[[WATCHERS, ACTIVE, BUSY]] = [1, 1, 0]
         pid = os.fork()
         if pid == 0:
             signal.alarm(20)
             status = 1
             try:
+                # Where a signal's handler forks, a gather may be about to begin at the desk that it had before.
+                if source.desk is not desk or desk.any():
+                    os._exit(3)
                 found = source.arrays(prepared, 0, BATCH, np.empty)["token"]
                 status = 0 if (found == wanted).all() else 2
             finally:

@@ -24,7 +24,7 @@ NO_DESK: I64 = np.zeros(0, np.int64)
 
 
 def new_desk() -> I64:
-    """Return an empty desk, int64[DESK_SIZE]; for one process: a forked child needs its own."""
+    """Return an empty desk, int64[DESK_SIZE]; for one process: a forked child fills it with 0."""
     return np.zeros(DESK_SIZE, np.int64)
 
 

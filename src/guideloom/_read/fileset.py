@@ -186,7 +186,8 @@ class FileSet(ABC):
         """Make the file set usable in the child of a fork."""
         # The parent's threads do not exist here, so neither do their locks nor their use of the files.
         self._users = set()
-        self.desk = self._make_desk()
+        # The same one: a signal's handler may fork between a look at the desk and the gather that is laid out there.
+        self.desk.fill(0)
         self._forget()
         if self.checker is not None:
             self.checker.forget_threads()
