@@ -164,7 +164,7 @@ def test_memory_of_batches_is_used_again_but_not_while_they_live(tmp_path: Path)
                 for batch in loader:
                     rows = batch["token"].numpy() if collate is None else batch[0]
                     found.add(rows.__array_interface__["data"][0])
-                    assert any(shelf.lent for shelf in loader._opened.memory._shelves.values())  # type: ignore[union-attr]
+                    assert any(shelf.loans for shelf in loader._opened.memory._shelves.values())  # type: ignore[union-attr]
                     if keeps:
                         kept.append((np.array(rows, copy=True), rows))
                     del batch, rows

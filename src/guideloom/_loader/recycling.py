@@ -21,8 +21,8 @@ LEAST_BYTES = 1 << 17
 MAX_SIZES = 16
 """Of so many sizes memory is kept; for one more, that of the size that was not asked for longest is given up."""
 
-MAX_KEPT, MAX_KEPT_BYTES = 8, 1 << 28
-"""Pieces that are kept of one size, and bytes of all sizes; two pieces of a size in any case."""
+MAX_KEPT, MAX_KEPT_BYTES = 16, 1 << 28
+"""Pieces of one size, and bytes of all, that are kept for use again, those in use among them; two of a size anyway."""
 
 _STEPS = 8
 
@@ -39,7 +39,7 @@ class Recycler:
         self._shelves: dict[int, _Shelf] = {}
         self._num_asked = 0
         # The last one, and what it was for: a batch is like the one before.
-        self._last: tuple[tuple[int, ...], np.dtype[Any] | None, _Shelf] = ((), None, _Shelf(1, self))
+        self._last: tuple[tuple[int, ...], np.dtype[Any] | None, _Shelf] = ((), None, _Shelf(1))
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised C-contiguous array, as ``np.empty``."""
@@ -50,22 +50,29 @@ class Recycler:
                 return np.empty(shape, dtype)
             shelf = self._shelf(_rounded(nbytes))
             self._last = shape, dtype, shelf
-        try:
-            piece = shelf.free.pop()
-        except IndexError:
-            piece = self._new(shelf)
+        piece = shelf.take()
+        if piece is None:
+            self._give_up(shelf.size)
+            num = len(shelf.loans)
+            if num >= MAX_KEPT or (num > 1 and self._bytes + shelf.size > MAX_KEPT_BYTES):
+                return np.empty(shape, dtype)
+            piece = np.empty(shelf.size, np.uint8).data
         # Whoever keeps the memory alive, be it by way of ``base`` to its end, keeps the cover: it is made anew for each
-        # array, and its end alone brings the piece back. It holds the piece, so that an array may outlive all of this.
+        # array, and once it is gone the piece is free. It holds the piece, so that an array may outlive all of this.
         cover: Any = shelf.cover.from_buffer(piece)
-        loan = _Loan(cover, shelf.give_back)
+        loan = _Loan(cover)
         loan.piece = piece
-        shelf.lent[id(loan)] = loan
+        shelf.loans.append(loan)
         return np.ndarray(shape, dtype, cover)
+
+    @property
+    def _bytes(self) -> int:
+        return sum(shelf.size * len(shelf.loans) for shelf in list(self._shelves.values()))
 
     @property
     def kept_bytes(self) -> int:
         """Bytes that are kept, and not in use."""
-        return sum(shelf.size * len(shelf.free) for shelf in list(self._shelves.values()))
+        return sum(shelf.size for shelf in list(self._shelves.values()) for loan in shelf.loans[:] if loan() is None)
 
     def _shelf(self, size: int) -> _Shelf:
         shelf = self._shelves.get(size)
@@ -73,68 +80,55 @@ class Recycler:
             while len(self._shelves) >= MAX_SIZES:
                 old = min(list(self._shelves.values()), key=_last_asked)
                 self._shelves.pop(old.size, None)
-                old.retire()
-            shelf = self._shelves.setdefault(size, _Shelf(size, self))
+            shelf = self._shelves.setdefault(size, _Shelf(size))
         self._num_asked = shelf.asked = self._num_asked + 1
         return shelf
 
-    def _new(self, wanted: _Shelf) -> memoryview:
-        """Allocate a piece; as much as that of what is kept of other sizes goes.
+    def _give_up(self, nbytes: int) -> None:
+        """Let go of as much as is about to be allocated, where so much is kept of other sizes, and free.
 
-        So the memory that is kept adapts to sizes that change, and is never added to what is in use.
+        So what is kept adapts to sizes that change, and is never added to what is in use.
         """
-        missing = wanted.size
         for shelf in sorted(self._shelves.values(), key=_last_asked):
-            while missing > 0 and shelf.give_up():
-                missing -= shelf.size
-        return np.empty(wanted.size, np.uint8).data
+            while nbytes > 0 and shelf.take() is not None:
+                nbytes -= shelf.size
 
 
 class _Loan(weakref.ref[Any]):
-    """A piece that is in use, until the cover of it is gone."""
+    """A piece, in use as long as the cover of it is there.
+
+    No callback says when it is gone: what a signal's handler raises would be lost in one.
+    """
 
     __slots__ = ("piece",)
     piece: memoryview
 
 
 class _Shelf:
-    """The pieces of one size: those that are free, and those in use.
+    """The pieces of one size that are kept, free or in use.
 
-    Lists and dicts grow and shrink atomically, so a piece is taken by one thread only. No lock: a piece may come back
-    at any point, even in the middle of another's return.
+    Lists grow and shrink atomically, so a piece is taken by one thread only.
     """
 
-    __slots__ = ("_most", "_recycler", "asked", "cover", "free", "lent", "size")
+    __slots__ = ("asked", "cover", "loans", "size")
 
-    def __init__(self, size: int, recycler: Recycler) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
         self.cover = ctypes.c_uint8 * size
-        self.free: list[memoryview] = []
-        self.lent: dict[int, _Loan] = {}
+        self.loans: list[_Loan] = []
         self.asked = 0
-        self._recycler = weakref.ref(recycler)
-        self._most = MAX_KEPT
 
-    def give_back(self, loan: _Loan) -> None:
-        # Not there: an interrupt came before it was lent.
-        if self.lent.pop(id(loan), None) is None or len(self.free) >= self._most:
-            return
-        recycler = self._recycler()
-        if recycler is not None and (len(self.free) < 2 or recycler.kept_bytes + self.size <= MAX_KEPT_BYTES):
-            self.free.append(loan.piece)
-
-    def give_up(self) -> bool:
-        """Let go of the piece that was free longest; whether there was one."""
-        try:
-            self.free.pop(0)
-        except IndexError:
-            return False
-        return True
-
-    def retire(self) -> None:
-        """Keep nothing from now on."""
-        self._most = 0
-        self.free.clear()
+    def take(self) -> memoryview | None:
+        """Return the free piece that was lent last, which may still be in the processor's cache."""
+        for loan in self.loans[::-1]:
+            if loan() is None:
+                try:
+                    self.loans.remove(loan)
+                except ValueError:
+                    # Another thread was faster.
+                    continue
+                return loan.piece
+        return None
 
 
 _last_asked = operator.attrgetter("asked")
