@@ -100,7 +100,9 @@ def test_ctrl_c_at_any_moment(way: dict[str, Any], folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         code, errors = ended(process)
         assert code == -signal.SIGINT, errors
-        assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt"), errors
+        # One traceback, unless it struck where Python's own library deals with an exception: that is told before it.
+        earlier = errors.count("During handling of the above exception")
+        assert errors.count("Traceback") == 1 + earlier and errors.rstrip().endswith("KeyboardInterrupt"), errors
 
 
 STUCK = """
