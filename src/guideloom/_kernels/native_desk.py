@@ -69,26 +69,21 @@ word = types.int64
 words = pointer_to(word)
 
 
-@intrinsic
-def add(typing_context, address, value):
-    """Add to a word; what was in it."""
+def _atomic(operation):
+    @intrinsic
+    def change(typing_context, address, value):
+        """Change a word; what was in it."""
 
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
+        def generate(context, builder, signature, arguments):
+            pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+            return builder.atomic_rmw(operation, pointer, arguments[1], "seq_cst")
 
-    return word(word, word), generate
+        return word(word, word), generate
+
+    return change
 
 
-@intrinsic
-def swap(typing_context, address, value):
-    """Store into a word; what was in it."""
-
-    def generate(context, builder, signature, arguments):
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("xchg", pointer, arguments[1], "seq_cst")
-
-    return word(word, word), generate
+add, swap = _atomic("add"), _atomic("xchg")
 
 
 @intrinsic

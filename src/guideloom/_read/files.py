@@ -42,6 +42,7 @@ class PreadFileSet(PooledFileSet[int]):
 
     def __init__(self, table: FileTable, capacity: int, read_ahead_bytes: int = 0, *, advice: bool = False) -> None:
         super().__init__(table, capacity, read_ahead_bytes)
+        self.desk = new_desk()
         self._advice = advice
 
     def _open_one(self, file: int) -> tuple[int, int]:
@@ -57,9 +58,6 @@ class PreadFileSet(PooledFileSet[int]):
             os.close(fd)
             raise
         return fd, fd
-
-    def _make_desk(self) -> I64:
-        return new_desk()
 
     def _close_one(self, handle: int) -> None:
         os.close(handle)
@@ -103,6 +101,7 @@ class MappedFileSet(PooledFileSet[Any]):
 
     def __init__(self, table: FileTable, capacity: int, read_ahead_bytes: int = 0) -> None:
         super().__init__(table, capacity, read_ahead_bytes)
+        self.desk = new_desk()
         self._populated = 0
         self._opens_all = len(table.paths) <= capacity and int(table.sizes.sum()) <= MAX_POPULATED_BYTES
 
@@ -177,9 +176,6 @@ class MappedFileSet(PooledFileSet[Any]):
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
         self._open_ahead(file[lo:hi])
         self.readahead.note_asked(advise_maps(self.values, self.table.sizes, file, src, nbytes, lo, hi))
-
-    def _make_desk(self) -> I64:
-        return new_desk()
 
     def _close_one(self, handle: Any) -> None:
         # Views first; the map is closed by the collector when nothing refers to it, which is now.

@@ -95,7 +95,7 @@ class FileSet(ABC):
         _ALL.add(self)
         self.readahead = Readahead(read_ahead_bytes)
         self.checker: BlockChecker | None = None  # set by whoever opened the data set, before the first gather
-        self.desk = self._make_desk()
+        self.desk = NO_DESK  # where gathers are laid out for threads that wait; here none ever is
 
     def gather(
         self,
@@ -191,10 +191,6 @@ class FileSet(ABC):
         self._forget()
         if self.checker is not None:
             self.checker.forget_threads()
-
-    def _make_desk(self) -> I64:
-        """Return where gathers are laid out for threads that wait; by default none ever is."""
-        return NO_DESK
 
     @abstractmethod
     def _gather(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> None: ...
