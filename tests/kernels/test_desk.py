@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from guideloom._kernels.columns import copy_code, spread_mapped
-from guideloom._kernels.desk import gather_helped, new_desk, spread_helped
+from guideloom._kernels.desk import gather_helped, new_desk
 from guideloom._kernels.gather import gather_mapped, gather_pread
 from guideloom._kernels.spin import hand_over
 from guideloom._kernels.status import ACTIVE, BUSY, OPEN, REST, STATUS_SIZE, WATCHERS
@@ -82,13 +81,13 @@ def addresses(paths: list[Path]) -> Iterator[np.ndarray]:
     yield np.array([view.__array_interface__["data"][0] for view in views], np.int64)
 
 
-def plan(rng: np.random.Generator, wild: bool, step: int = 1) -> tuple[np.ndarray, ...]:
+def plan(rng: np.random.Generator, wild: bool) -> tuple[np.ndarray, ...]:
     """Runs laid out one behind the other; some of a ``wild`` plan are not in their file, or in none."""
     num = int(rng.integers(0, 60))
     file = rng.integers(0, len(FILE_SIZES), num)
     size = np.array(FILE_SIZES)[file]
-    nbytes = rng.integers(0, np.minimum(size, 12_000) // step + 1) * step
-    src = rng.integers(0, (size - nbytes) // step + 1) * step
+    nbytes = rng.integers(0, np.minimum(size, 12_000) + 1)
+    src = rng.integers(0, size - nbytes + 1)
     dst = np.cumsum(nbytes) - nbytes
     if wild and num and rng.random() < 0.5:
         bad = int(rng.integers(num))
@@ -96,10 +95,10 @@ def plan(rng: np.random.Generator, wild: bool, step: int = 1) -> tuple[np.ndarra
         if which == 0:
             file[bad] = rng.choice([-1, len(FILE_SIZES)])
         elif which == 1:
-            src[bad] = size[bad] - nbytes[bad] + step
+            src[bad] = size[bad] - nbytes[bad] + 1
         else:
             dst[bad] += 1 << 40
-        nbytes[bad] = max(nbytes[bad], step)
+        nbytes[bad] = max(nbytes[bad], 1)
     return tuple(np.ascontiguousarray(column, np.int64) for column in (file, src, dst, nbytes))
 
 
@@ -137,35 +136,6 @@ def test_the_same_bytes_and_the_same_errors_as_alone(files: list[Path], is_mappe
     assert failures > 20
     assert helpers.helped >= ENOUGH_HELP
     assert desk[[OPEN, ACTIVE, WATCHERS, BUSY]].tolist() == [0, 0, 0, 0]
-
-
-def test_columns_are_the_same_as_alone(files: list[Path]) -> None:
-    desk, rng = new_desk(), np.random.default_rng(2)
-    sizes = np.array(FILE_SIZES, np.int64)
-    record = np.dtype([("a", "<u2"), ("b", "<f4")])
-    codes = [copy_code(np.dtype(source), np.dtype(to)) for source, to in (("<u2", "<i8"), ("<f4", "<f4"))]
-    failures = 0
-    with addresses(files) as bases, Helpers(desk, 2) as helpers:
-        for number in range(MOST_PLANS):
-            if number >= 300 and helpers.helped >= ENOUGH_HELP:
-                break
-            file, src, dst, nbytes = plan(rng, True, record.itemsize)
-            room = int(nbytes.sum()) // record.itemsize
-            results = []
-            for kernel, first in ((spread_mapped, ()), (spread_helped, (desk,))):
-                columns = [np.full(room, 7, "<i8"), np.full(room, 7, "<f4")]
-                places = [column.__array_interface__["data"][0] for column in columns]
-                fields = np.array([codes, [0, 2], [8, 4], places], np.int64)
-                status = words()
-                stopped = kernel(
-                    *first, bases, sizes, file, src, dst, nbytes, 0, file.size, record.itemsize, fields, room, 0, status
-                )
-                kept = [column.tobytes() for column in columns] if stopped < 0 else []
-                results.append((max(stopped, -1), status[0], kept))
-            assert results[0] == results[1]
-            failures += results[0][0] >= 0
-    assert failures > 20
-    assert helpers.helped >= ENOUGH_HELP
 
 
 def test_two_threads_gather_at_one_desk(files: list[Path]) -> None:

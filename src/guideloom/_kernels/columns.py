@@ -79,7 +79,7 @@ def _spread(buffer: U8, itemsize: int, fields: I64, first_value: int) -> None:
         _view(out + first_value * size, count * size).view(target)[:] = values.reshape(-1).astype(target)
 
 
-def spread_mapped_numpy(
+def _spread_mapped_numpy(
     bases: I64, sizes: I64, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int,
     itemsize: int, fields: I64, room: int, shift: int, status: I64,
 ) -> int:  # fmt: skip
@@ -102,7 +102,7 @@ def spread_mapped_numpy(
 @kernel(
     "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, "
     "int64, int64[:, ::1], int64, int64, int64[::1])",
-    twin=spread_mapped_numpy,
+    twin=_spread_mapped_numpy,
     build=True,
 )
 def spread_mapped() -> Any:

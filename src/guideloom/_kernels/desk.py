@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._kernels.columns import spread_mapped_numpy
 from guideloom._kernels.gather import gather_mapped_numpy, gather_pread_numpy
 from guideloom._kernels.jit import kernel
 from guideloom._kernels.status import DESK_SIZE
@@ -55,24 +54,3 @@ def gather_helped() -> Any:
     from guideloom._kernels import native_desk
 
     return native_desk.gather_helped
-
-
-def _spread_helped_numpy(
-    desk: I64, bases: I64, sizes: I64, file: I64, src: I64, dst: I64, nbytes: I64,
-    lo: int, hi: int, itemsize: int, fields: I64, room: int, shift: int, status: I64,
-) -> int:  # fmt: skip
-    """Twin of :func:`spread_helped`: alone."""
-    return spread_mapped_numpy(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, fields, room, shift, status)
-
-
-@kernel(
-    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, "
-    "int64, int64[:, ::1], int64, int64, int64[::1])",
-    twin=_spread_helped_numpy,
-    build=True,
-)
-def spread_helped() -> Any:
-    """Do what ``spread_mapped`` does, with its arguments behind the desk, with the help of those who wait there."""
-    from guideloom._kernels import native_desk
-
-    return native_desk.spread_helped

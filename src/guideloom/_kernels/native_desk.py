@@ -16,7 +16,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from guideloom._kernels.native import are_runs, done, mapped_runs, pointer_to, pread_runs, spread_runs, usage
+from guideloom._kernels.native import are_runs, done, mapped_runs, pointer_to, pread_runs, usage
 from guideloom._kernels.status import (
     ACTIVE,
     BAD_RANGE,
@@ -27,16 +27,13 @@ from guideloom._kernels.status import (
     DST,
     END,
     FAULTS,
-    FIELDS,
     FILE,
     HANDLES,
     HELP_BLOCKS,
     HELP_WAITS,
     IS_MAPPED,
-    ITEMSIZE,
     NBYTES,
     NEXT,
-    NUM_FIELDS,
     NUM_FILES,
     NUM_RUNS,
     OPEN,
@@ -125,16 +122,7 @@ def _take_portion(desk, status):
     handles, sizes = carray(words(desk[HANDLES]), (desk[NUM_FILES],)), carray(words(desk[SIZES]), (desk[NUM_FILES],))
     file, src = carray(words(desk[FILE]), (desk[NUM_RUNS],)), carray(words(desk[SRC]), (desk[NUM_RUNS],))
     dst, nbytes = carray(words(desk[DST]), (desk[NUM_RUNS],)), carray(words(desk[NBYTES]), (desk[NUM_RUNS],))
-    if desk[NUM_FIELDS] > 0:
-        fields = carray(words(desk[FIELDS]), (4, desk[NUM_FIELDS]))
-        stopped = spread_runs(
-            handles, sizes, file, src, dst, nbytes, lo, hi,
-            desk[ITEMSIZE], fields[0], fields[1], fields[2], fields[3], room, shift, status,
-        )  # fmt: skip
-    else:
-        stopped = _gather(
-            desk[IS_MAPPED], handles, sizes, file, src, dst, nbytes, lo, hi, desk[OUT], room, shift, status
-        )
+    stopped = _gather(desk[IS_MAPPED], handles, sizes, file, src, dst, nbytes, lo, hi, desk[OUT], room, shift, status)
     if stopped >= 0:
         add(address + 8 * FAULTS, 1)
         return False
@@ -235,7 +223,6 @@ def gather_helped(desk, is_mapped, handles, sizes, file, src, dst, nbytes, lo, h
         return max(lo, 0)
     if _take_desk(desk, nbytes, lo, hi, LEAST_MAPPED_BYTES if is_mapped else LEAST_READ_BYTES):
         _lay_out(desk, handles, sizes, file, src, dst, nbytes, lo, hi, out.size, shift)
-        desk[NUM_FIELDS] = 0
         desk[IS_MAPPED] = is_mapped
         desk[OUT] = out.ctypes.data
         result = _share(desk, blocks, waits, status)
@@ -245,27 +232,6 @@ def gather_helped(desk, is_mapped, handles, sizes, file, src, dst, nbytes, lo, h
     stopped = _gather(
         is_mapped, handles, sizes, file, src, dst, nbytes, lo, hi, out.ctypes.data, out.size, shift, status
     )
-    return stopped if stopped >= 0 else done(blocks, waits, status)
-
-
-def spread_helped(desk, handles, sizes, file, src, dst, nbytes, lo, hi, itemsize, fields, room, shift, status):
-    blocks, waits = usage(status)
-    if not are_runs(lo, hi, file, src, dst, nbytes):
-        status[0] = BAD_RANGE
-        return max(lo, 0)
-    # Without fields the desk would say that a gather lies there.
-    if fields.shape[1] > 0 and _take_desk(desk, nbytes, lo, hi, LEAST_MAPPED_BYTES // 2):
-        _lay_out(desk, handles, sizes, file, src, dst, nbytes, lo, hi, room, shift)
-        desk[NUM_FIELDS] = fields.shape[1]
-        desk[FIELDS] = fields.ctypes.data
-        desk[ITEMSIZE] = itemsize
-        result = _share(desk, blocks, waits, status)
-        if result < 0:
-            return result
-    stopped = spread_runs(
-        handles, sizes, file, src, dst, nbytes, lo, hi,
-        itemsize, fields[0], fields[1], fields[2], fields[3], room, shift, status,
-    )  # fmt: skip
     return stopped if stopped >= 0 else done(blocks, waits, status)
 
 

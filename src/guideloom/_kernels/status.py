@@ -25,8 +25,8 @@ run, who works on it, who waits at the desk, whether the desk is taken."""
 
 (
     FAULTS, HELP_BLOCKS, HELP_WAITS, REST, IS_MAPPED, HANDLES, NUM_FILES, SIZES, FILE, SRC, DST, NBYTES, NUM_RUNS, END,
-    STEP, OUT, ROOM, SHIFT, NUM_FIELDS, FIELDS, ITEMSIZE, DESK_SIZE,
-) = range(40, 62)  # fmt: skip
+    STEP, OUT, ROOM, SHIFT, DESK_SIZE,
+) = range(40, 59)  # fmt: skip
 """The other words of a desk: what became of the gather, and the gather itself, its arrays as addresses."""
 
 COPY_1, COPY_2, COPY_4, COPY_8, COPY_ANY, U1_TO_I4, U2_TO_I4, U1_TO_I8, U2_TO_I8, U4_TO_I8, I4_TO_I8 = range(11)

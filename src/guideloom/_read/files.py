@@ -23,7 +23,7 @@ from guideloom._io.mapped import MmapIO, map_file
 from guideloom._io.pread import PosixPreadIO, advise_random
 from guideloom._io.seek import SeekIO
 from guideloom._kernels.columns import copy_code, spread_mapped
-from guideloom._kernels.desk import gather_helped, new_desk, spread_helped
+from guideloom._kernels.desk import gather_helped, new_desk
 from guideloom._kernels.gather import advise_files, advise_maps, gather_mapped, gather_pread, populate_cached
 from guideloom._kernels.status import DONE, NOT_OPEN, STATUS_SIZE, WATCHERS
 from guideloom._read.fileset import FileSet, FileTable, PooledFileSet, default_capacity
@@ -158,10 +158,12 @@ class MappedFileSet(PooledFileSet[Any]):
             if not request.asked and (self.readahead.cold or self.readahead.untried):
                 self._advise(request.file, request.src, request.nbytes, lo, request.hi)
             while True:
-                runs = (self.values, self.table.sizes, request.file, request.src, request.dst, request.nbytes)
-                rest = (lo, request.hi, dtype.itemsize, fields, room, request.shift, status)
-                helped = self.desk[WATCHERS]
-                stopped = int(spread_helped(self.desk, *runs, *rest) if helped else spread_mapped(*runs, *rest))
+                stopped = int(
+                    spread_mapped(
+                        self.values, self.table.sizes, request.file, request.src, request.dst, request.nbytes,
+                        lo, request.hi, dtype.itemsize, fields, room, request.shift, status,
+                    )
+                )  # fmt: skip
                 if stopped < 0:
                     self._note_done(stopped, request.hi - lo, status)
                     return
