@@ -153,7 +153,7 @@ def mapped(rng: np.random.Generator) -> None:
         bases, sizes, plan.file, plan.src, plan.dst, plan.nbytes, plan.lo, plan.hi, out, plan.shift, plan.status
     )
     check(plan, stopped, wanted, out)
-    assert advise_maps(bases, sizes, plan.file, plan.src, plan.nbytes, plan.lo, plan.hi) >= 0
+    assert advise_maps(bases, sizes, plan.file, plan.src, plan.nbytes, plan.lo, plan.hi, plan.status) >= 0
 
 
 def read(rng: np.random.Generator) -> None:
@@ -174,7 +174,7 @@ def read(rng: np.random.Generator) -> None:
         fds, plan.file, plan.src, plan.dst, plan.nbytes, plan.lo, plan.hi, out, plan.shift, plan.status
     )
     check(plan, stopped, wanted, out)
-    assert advise_files(fds, plan.file, plan.src, plan.nbytes, plan.lo, plan.hi) >= 0
+    assert advise_files(fds, plan.file, plan.src, plan.nbytes, plan.lo, plan.hi, plan.status) >= 0
     for file in files:
         file.close()
 

@@ -37,7 +37,7 @@ class Helpers:
     def _run(self) -> None:
         nobody, mine = np.zeros(1, np.int64), np.zeros(1, np.int64)
         while not self._ended:
-            helped = hand_over(nobody, mine, MOST_TURNS, ONE_MS, self._desk)
+            helped = hand_over(nobody, mine, MOST_TURNS, ONE_MS, self._desk, words())
             with self._mutex:
                 self.helped += helped
 

@@ -8,12 +8,13 @@ import numpy as np
 
 from guideloom._kernels import spin
 from guideloom._kernels.desk import NO_DESK
+from guideloom._kernels.gather import new_status
 
 NEVER_ENDING = 1 << 60
 
 
 def hand_over(theirs: np.ndarray, mine: np.ndarray, most: int, longest_ns: int) -> int:
-    return int(spin.hand_over(theirs, mine, most, longest_ns, NO_DESK))
+    return int(spin.hand_over(theirs, mine, most, longest_ns, NO_DESK, new_status()))
 
 
 def flag() -> np.ndarray:

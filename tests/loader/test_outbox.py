@@ -175,7 +175,7 @@ def test_who_is_held_up_while_watching_sleeps_for_a_while(monkeypatch: pytest.Mo
     watched: list[int] = []
     now = [0.0]
 
-    def watch(theirs: Any, mine: Any, most: int, longest_ns: int, desk: Any) -> int:
+    def watch(theirs: Any, mine: Any, most: int, longest_ns: int, desk: Any, status: Any) -> int:
         watched.append(most)
         now[0] += 0.003 if len(watched) in (2, 3) else 0.0001
         return 0

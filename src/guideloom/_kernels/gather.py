@@ -18,10 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._kernels.jit import kernel
-from guideloom._kernels.status import BAD_RANGE, DONE, FAILED, NOT_OPEN, SHORT
+from guideloom._kernels.status import BAD_RANGE, DONE, FAILED, NOT_OPEN, SHORT, STATUS_SIZE
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+
+
+def new_status() -> I64:
+    """Return a status for one call of a kernel, int64[STATUS_SIZE]; for one thread at a time."""
+    return np.zeros(STATUS_SIZE, np.int64)
 
 
 def are_runs(lo: int, hi: int, *columns: I64) -> bool:
@@ -136,7 +141,7 @@ def gather_pread() -> Any:
     return native.gather_pread
 
 
-def _advise_files_numpy(fds: I64, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> int:
+def _advise_files_numpy(fds: I64, file: I64, src: I64, nbytes: I64, lo: int, hi: int, status: I64) -> int:
     """Twin of :func:`advise_files`."""
     if not are_runs(lo, hi, file, src, nbytes):
         return 0
@@ -149,13 +154,14 @@ def _advise_files_numpy(fds: I64, file: I64, src: I64, nbytes: I64, lo: int, hi:
 
 
 @kernel(
-    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64, int64)",
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64[::1])",
     twin=_advise_files_numpy,
     build=True,
 )
 def advise_files() -> Any:
-    """Ask for the bytes of runs ahead: ``(fds int64[F], file, src, nbytes int64[R], lo, hi)``.
+    """Ask for the bytes of runs ahead.
 
+    ``(fds int64[F], file, src, nbytes int64[R], lo, hi, status int64[STATUS_SIZE])``.
     Returns the blocks that are now being read from devices: 0 when all was in the page cache.
     """
     from guideloom._kernels import native
@@ -163,18 +169,21 @@ def advise_files() -> Any:
     return native.advise_files
 
 
-def _advise_maps_numpy(bases: I64, sizes: I64, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> int:
+def _advise_maps_numpy(bases: I64, sizes: I64, file: I64, src: I64, nbytes: I64, lo: int, hi: int, status: I64) -> int:
     """Twin of :func:`advise_maps`: advice may always be left out."""
     return 0
 
 
 @kernel(
-    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64)",
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64[::1])",
     twin=_advise_maps_numpy,
     build=True,
 )
 def advise_maps() -> Any:
-    """Ask for the pages of runs ahead: ``(bases, sizes int64[F], file, src, nbytes int64[R], lo, hi)``; as above."""
+    """Ask for the pages of runs ahead.
+
+    ``(bases, sizes int64[F], file, src, nbytes int64[R], lo, hi, status int64[STATUS_SIZE])``; the result as above.
+    """
     from guideloom._kernels import native
 
     return native.advise_maps

@@ -6,7 +6,7 @@ kernel can be cached on disk, and the calls run without the GIL. They must be gl
 them
 would miss the cache each time.
 """
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined, call-overload, call-arg"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined, call-overload, call-arg, var-annotated"
 
 from __future__ import annotations
 
@@ -89,23 +89,49 @@ def _prefetch(typing_context, address):
     return types.void(types.int64), generate
 
 
+@intrinsic
+def address_of(typing_context, array):
+    """Return where an array's values lie."""
+
+    def generate(context, builder, signature, arguments):
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        return builder.ptrtoint(data, ir.IntType(64))
+
+    return types.int64(array), generate
+
+
+def pointer_to(element):
+    @intrinsic
+    def pointer(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(element)(types.int64), generate
+
+    return pointer
+
+
+words_at = pointer_to(types.int64)
+"""Make an address one of 64-bit words, to be indexed without checks."""
+
+# Functions that only kernels call take whole numbers alone, arrays as addresses, and have no ways in from Python and C:
+# they compile in a fraction of the time, which the first batch on a machine waits for.
+inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
 # Runs between the one that is copied and the one that is fetched; of that one so many lines of so many pages.
 PREFETCH_RUNS, PREFETCH_PAGES, PREFETCH_LINES, LINE_BYTES = 4, 16, 8, 64
 
 
-@njit(nogil=True)
-def _fetch_ahead(bases, file, src, nbytes, run):
+@inner
+def _fetch_ahead(begin, nbytes):
     """Have the processor fetch how each page of a later run begins, while it copies this one: a hint, never a fault.
 
     The rest of a page it foresees by itself, but neither where a page lies nor that it is wanted. It goes into the
     second-level cache, since what is copied meanwhile sweeps the first. Behind the last run of a batch lie those of
     the next one.
     """
-    soon = run + PREFETCH_RUNS
-    if soon >= min(min(file.size, src.size), nbytes.size) or file[soon] < 0 or file[soon] >= bases.size:
-        return
-    address = bases[file[soon]] + src[soon]
-    end = address + nbytes[soon]
+    address = begin
+    end = begin + nbytes
     for _ in range(PREFETCH_PAGES):
         for line in range(min(PREFETCH_LINES, (end - address + LINE_BYTES - 1) // LINE_BYTES)):
             _prefetch(address + line * LINE_BYTES)
@@ -114,69 +140,158 @@ def _fetch_ahead(bases, file, src, nbytes, run):
             break
 
 
-@njit(nogil=True)
+@inner
 def usage(status):
-    """Return the blocks that this thread had read from devices, and how often it waited."""
-    if status.size < STATUS_SIZE:
-        raise ValueError("a kernel's status is too short")
+    """Have the system write into ``status`` what this thread used."""
     if PER_THREAD_USAGE:
-        getrusage(np.int32(RUSAGE_THREAD), status.ctypes.data + 8 * USAGE)
-    return status[USAGE + RU_INBLOCK], status[USAGE + RU_NVCSW]
+        getrusage(np.int32(RUSAGE_THREAD), status + 8 * USAGE)
 
 
-@njit(nogil=True)
+@inner
+def blocks_of(status):
+    """Return the blocks that this thread had read from devices, by the last ``usage``."""
+    return words_at(status)[USAGE + RU_INBLOCK]
+
+
+@inner
+def waits_of(status):
+    """Return how often this thread had waited, by the last ``usage``."""
+    return words_at(status)[USAGE + RU_NVCSW]
+
+
+@inner
 def done(blocks, waits, status):
     """Note what was used since, and return DONE or WAITED."""
-    blocks_now, waits_now = usage(status)
-    status[BLOCKS] = blocks_now - blocks
-    status[WAITS] = waits_now - waits
-    return DONE if blocks_now == blocks and waits_now == waits else WAITED
+    usage(status)
+    found = words_at(status)
+    found[BLOCKS] = blocks_of(status) - blocks
+    found[WAITS] = waits_of(status) - waits
+    return DONE if found[BLOCKS] == 0 and found[WAITS] == 0 else WAITED
 
 
-@njit(nogil=True)
-def are_runs(lo, hi, file, src, dst, nbytes):
-    """Whether the runs [lo, hi) are in every column: what follows is as unchecked as C."""
-    return lo >= 0 and lo <= hi and hi <= min(min(file.size, src.size), min(dst.size, nbytes.size))
-
-
-@njit(nogil=True)
-def mapped_runs(bases, sizes, file, src, dst, nbytes, lo, hi, address, room, shift, status):
+@inner
+def mapped_runs(bases, sizes, num_files, file, src, dst, nbytes, num_runs, lo, hi, address, room, shift, status):
     """Copy runs that are in their columns; DONE, or the run it stopped at."""
+    base_of, size_of, why = words_at(bases), words_at(sizes), words_at(status)
+    file_of, src_of, dst_of, nbytes_of = words_at(file), words_at(src), words_at(dst), words_at(nbytes)
     for r in range(lo, hi):
-        f = file[r]
-        n = nbytes[r]
+        f = file_of[r]
+        n = nbytes_of[r]
         if n == 0:
             continue
-        d = dst[r] - shift
-        if f < 0 or f >= bases.size:
-            status[0] = BAD_RANGE
+        s = src_of[r]
+        d = dst_of[r] - shift
+        if f < 0 or f >= num_files:
+            why[0] = BAD_RANGE
             return r
-        base = bases[f]
+        base = base_of[f]
         if base < 0:
-            status[0] = NOT_OPEN
+            why[0] = NOT_OPEN
             return r
-        if n < 0 or src[r] < 0 or src[r] > sizes[f] - n or d < 0 or d > room - n:
-            status[0] = BAD_RANGE
+        if n < 0 or s < 0 or s > size_of[f] - n or d < 0 or d > room - n:
+            why[0] = BAD_RANGE
             return r
-        _fetch_ahead(bases, file, src, nbytes, r)
-        memcpy(address + d, base + src[r], n)
+        soon = r + PREFETCH_RUNS
+        if soon < num_runs and file_of[soon] >= 0 and file_of[soon] < num_files:
+            _fetch_ahead(base_of[file_of[soon]] + src_of[soon], nbytes_of[soon])
+        memcpy(address + d, base + s, n)
     return DONE
 
 
+@inner
+def pread_runs(fds, num_files, file, src, dst, nbytes, lo, hi, address, room, shift, status):
+    """Read runs that are in their columns; DONE, or the run it stopped at."""
+    fd_of, why = words_at(fds), words_at(status)
+    file_of, src_of, dst_of, nbytes_of = words_at(file), words_at(src), words_at(dst), words_at(nbytes)
+    for r in range(lo, hi):
+        n = nbytes_of[r]
+        if n == 0:
+            continue
+        f = file_of[r]
+        s = src_of[r]
+        d = dst_of[r] - shift
+        if f < 0 or f >= num_files:
+            why[0] = BAD_RANGE
+            return r
+        fd = fd_of[f]
+        if fd < 0:
+            why[0] = NOT_OPEN
+            return r
+        if n < 0 or s < 0 or d < 0 or d > room - n:
+            why[0] = BAD_RANGE
+            return r
+        read = 0
+        while read < n:
+            got = pread(np.int32(fd), address + d + read, n - read, s + read)
+            if got > 0:
+                read += got
+            elif got == 0:
+                why[0] = SHORT
+                why[2] = read
+                return r
+            else:
+                # Nothing here may raise, as an allocation can: others may wait for this thread (native_desk.py).
+                code = load_int32(errno_address())
+                if code != EINTR:
+                    why[0] = FAILED
+                    why[1] = code
+                    why[2] = read
+                    return r
+    return DONE
+
+
+@inner
+def num_runs_in(file, src, dst, nbytes, status):
+    """Return how many runs every column holds: what follows is as unchecked as C."""
+    if status.size < STATUS_SIZE:
+        raise ValueError("a kernel's status is too short")
+    num_runs = file.size
+    for size in (src.size, dst.size, nbytes.size):
+        if size < num_runs:
+            num_runs = size
+    return num_runs
+
+
+@inner
+def outside(lo, hi, num_runs, status):
+    """Whether some of the runs [lo, hi) are in no column."""
+    if lo >= 0 and lo <= hi and hi <= num_runs:
+        return False
+    words_at(status)[0] = BAD_RANGE
+    return True
+
+
 def gather_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, out, shift, status):
-    blocks, waits = usage(status)
-    if not are_runs(lo, hi, file, src, dst, nbytes):
-        status[0] = BAD_RANGE
+    used, num_runs = address_of(status), num_runs_in(file, src, dst, nbytes, status)
+    usage(used)
+    blocks, waits = blocks_of(used), waits_of(used)
+    if outside(lo, hi, num_runs, used):
         return max(lo, 0)
-    stopped = mapped_runs(bases, sizes, file, src, dst, nbytes, lo, hi, out.ctypes.data, out.size, shift, status)
-    return stopped if stopped >= 0 else done(blocks, waits, status)
+    stopped = mapped_runs(
+        address_of(bases), address_of(sizes), min(bases.size, sizes.size), address_of(file), address_of(src),
+        address_of(dst), address_of(nbytes), num_runs, lo, hi, address_of(out), out.size, shift, used,
+    )  # fmt: skip
+    return stopped if stopped >= 0 else done(blocks, waits, used)
+
+
+def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
+    used, num_runs = address_of(status), num_runs_in(file, src, dst, nbytes, status)
+    usage(used)
+    blocks, waits = blocks_of(used), waits_of(used)
+    if outside(lo, hi, num_runs, used):
+        return max(lo, 0)
+    stopped = pread_runs(
+        address_of(fds), fds.size, address_of(file), address_of(src), address_of(dst), address_of(nbytes), lo, hi,
+        address_of(out), out.size, shift, used,
+    )  # fmt: skip
+    return stopped if stopped >= 0 else done(blocks, waits, used)
 
 
 # Pages looked at before all of a map are: to find that nothing of it is cached takes 10 ms a GiB.
 LEAST_PROBES, MOST_PROBES, PAGES_A_PROBE = 8, 64, 256
 
 
-@njit(nogil=True)
+@inner
 def _seems_cached(address, pages):
     """Whether at least one of some pages, evenly spread, is in the page cache."""
     resident = np.zeros(1, np.uint8)
@@ -210,92 +325,37 @@ def populate_cached(address, nbytes):
     return populated
 
 
-@njit(nogil=True)
-def pread_runs(fds, file, src, dst, nbytes, lo, hi, address, room, shift, status):
-    """Read runs that are in their columns; DONE, or the run it stopped at."""
-    for r in range(lo, hi):
-        n = nbytes[r]
-        if n == 0:
-            continue
-        f = file[r]
-        d = dst[r] - shift
-        if f < 0 or f >= fds.size:
-            status[0] = BAD_RANGE
-            return r
-        fd = fds[f]
-        if fd < 0:
-            status[0] = NOT_OPEN
-            return r
-        if n < 0 or src[r] < 0 or d < 0 or d > room - n:
-            status[0] = BAD_RANGE
-            return r
-        read = 0
-        while read < n:
-            got = pread(np.int32(fd), address + d + read, n - read, src[r] + read)
-            if got > 0:
-                read += got
-            elif got == 0:
-                status[0] = SHORT
-                status[2] = read
-                return r
-            else:
-                # Nothing here may raise, as an allocation can: others may wait for this thread (native_desk.py).
-                code = load_int32(errno_address())
-                if code != EINTR:
-                    status[0] = FAILED
-                    status[1] = code
-                    status[2] = read
-                    return r
-    return DONE
-
-
-def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
-    blocks, waits = usage(status)
-    if not are_runs(lo, hi, file, src, dst, nbytes):
-        status[0] = BAD_RANGE
-        return max(lo, 0)
-    stopped = pread_runs(fds, file, src, dst, nbytes, lo, hi, out.ctypes.data, out.size, shift, status)
-    return stopped if stopped >= 0 else done(blocks, waits, status)
-
-
-def advise_files(fds, file, src, nbytes, lo, hi):
-    spent = np.zeros(STATUS_SIZE, np.int64)
-    blocks, _ = usage(spent)
-    if not are_runs(lo, hi, file, src, src, nbytes):
+def advise_files(fds, file, src, nbytes, lo, hi, status):
+    used = address_of(status)
+    if outside(lo, hi, num_runs_in(file, src, src, nbytes, status), used):
         return 0
+    usage(used)
+    blocks = blocks_of(used)
     for r in range(lo, hi):
         f = file[r]
         if nbytes[r] > 0 and f >= 0 and f < fds.size and fds[f] >= 0:
             posix_fadvise(np.int32(fds[f]), src[r], nbytes[r], np.int32(WILLNEED))
-    return usage(spent)[0] - blocks
+    usage(used)
+    return blocks_of(used) - blocks
 
 
-def advise_maps(bases, sizes, file, src, nbytes, lo, hi):
-    spent = np.zeros(STATUS_SIZE, np.int64)
-    blocks, _ = usage(spent)
-    if not are_runs(lo, hi, file, src, src, nbytes):
+def advise_maps(bases, sizes, file, src, nbytes, lo, hi, status):
+    used = address_of(status)
+    if outside(lo, hi, num_runs_in(file, src, src, nbytes, status), used):
         return 0
+    usage(used)
+    blocks = blocks_of(used)
     for r in range(lo, hi):
         f = file[r]
         n = nbytes[r]
         if n > 0 and f >= 0 and f < bases.size and bases[f] >= 0 and src[r] >= 0 and src[r] <= sizes[f] - n:
             first = (bases[f] + src[r]) // PAGE_BYTES * PAGE_BYTES
             madvise(first, bases[f] + src[r] + n - first, np.int32(WILLNEED))
-    return usage(spent)[0] - blocks
+    usage(used)
+    return blocks_of(used) - blocks
 
 
 # --- columns: de-interleave and widen while gathering ------------------------------------------------
-
-
-def pointer_to(element):
-    @intrinsic
-    def pointer(typing_context, address):
-        def generate(context, builder, signature, arguments):
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(element)(types.int64), generate
-
-    return pointer
 
 
 def _field_copier(source, target):
@@ -316,7 +376,7 @@ def _field_copier(source, target):
     # Kernels are compiled, and cached, in different processes, and linked by name in this one: under one name they
     # would use each other's loops.
     copy.__name__ = copy.__qualname__ = f"copy_{source}_to_{target}"
-    return njit(nogil=True)(copy)
+    return inner(copy)
 
 
 copy_1 = _field_copier(types.uint8, types.uint8)
@@ -331,7 +391,7 @@ u4_to_i8 = _field_copier(types.uint32, types.int64)
 i4_to_i8 = _field_copier(types.int32, types.int64)
 
 
-@njit(nogil=True)
+@inner
 def _spread(code, at, stride, n, to, size):
     if code == COPY_1:
         copy_1(at, stride, n, to)
@@ -358,39 +418,50 @@ def _spread(code, at, stride, n, to, size):
         i4_to_i8(at, stride, n, to)
 
 
-@njit(nogil=True)
-def spread_runs(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, code, offset, size, out, room, shift, status):
+@inner
+def spread_runs(
+    bases, sizes, num_files, file, src, dst, nbytes, num_runs, lo, hi, itemsize, fields, num_fields, room, shift, status
+):  # fmt: skip
     """Take runs of records, which are in their columns, apart; DONE, or the run it stopped at."""
+    base_of, size_of, why = words_at(bases), words_at(sizes), words_at(status)
+    file_of, src_of, dst_of, nbytes_of = words_at(file), words_at(src), words_at(dst), words_at(nbytes)
+    code, offset = words_at(fields), words_at(fields + 8 * num_fields)
+    size, column = words_at(fields + 16 * num_fields), words_at(fields + 24 * num_fields)
     for r in range(lo, hi):
-        f = file[r]
-        n = nbytes[r]
+        f = file_of[r]
+        n = nbytes_of[r]
         if n == 0:
             continue
-        if f < 0 or f >= bases.size:
-            status[0] = BAD_RANGE
+        if f < 0 or f >= num_files:
+            why[0] = BAD_RANGE
             return r
-        base = bases[f]
+        base = base_of[f]
         if base < 0:
-            status[0] = NOT_OPEN
+            why[0] = NOT_OPEN
             return r
-        first = (dst[r] - shift) // itemsize
+        s = src_of[r]
+        first = (dst_of[r] - shift) // itemsize
         count = n // itemsize
-        if n < 0 or src[r] < 0 or src[r] > sizes[f] - n or first < 0 or first > room - count:
-            status[0] = BAD_RANGE
+        if n < 0 or s < 0 or s > size_of[f] - n or first < 0 or first > room - count:
+            why[0] = BAD_RANGE
             return r
-        _fetch_ahead(bases, file, src, nbytes, r)
-        for k in range(code.size):
-            _spread(code[k], base + src[r] + offset[k], itemsize, count, out[k] + first * size[k], size[k])
+        soon = r + PREFETCH_RUNS
+        if soon < num_runs and file_of[soon] >= 0 and file_of[soon] < num_files:
+            _fetch_ahead(base_of[file_of[soon]] + src_of[soon], nbytes_of[soon])
+        for k in range(num_fields):
+            _spread(code[k], base + s + offset[k], itemsize, count, column[k] + first * size[k], size[k])
     return DONE
 
 
 def spread_mapped(bases, sizes, file, src, dst, nbytes, lo, hi, itemsize, fields, room, shift, status):
-    blocks, waits = usage(status)
-    if not are_runs(lo, hi, file, src, dst, nbytes):
-        status[0] = BAD_RANGE
+    used, num_runs = address_of(status), num_runs_in(file, src, dst, nbytes, status)
+    usage(used)
+    blocks, waits = blocks_of(used), waits_of(used)
+    if outside(lo, hi, num_runs, used):
         return max(lo, 0)
     stopped = spread_runs(
-        bases, sizes, file, src, dst, nbytes, lo, hi,
-        itemsize, fields[0], fields[1], fields[2], fields[3], room, shift, status,
+        address_of(bases), address_of(sizes), min(bases.size, sizes.size), address_of(file), address_of(src),
+        address_of(dst), address_of(nbytes), num_runs, lo, hi,
+        itemsize, address_of(fields), fields.shape[1], room, shift, used,
     )  # fmt: skip
-    return stopped if stopped >= 0 else done(blocks, waits, status)
+    return stopped if stopped >= 0 else done(blocks, waits, used)

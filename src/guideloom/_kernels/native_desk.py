@@ -13,13 +13,24 @@ import time
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import carray, njit, types
+from numba import types
 from numba.extending import intrinsic
 
-from guideloom._kernels.native import are_runs, done, mapped_runs, pointer_to, pread_runs, usage
+from guideloom._kernels.native import (
+    address_of,
+    blocks_of,
+    done,
+    inner,
+    mapped_runs,
+    num_runs_in,
+    outside,
+    pread_runs,
+    usage,
+    waits_of,
+    words_at,
+)
 from guideloom._kernels.status import (
     ACTIVE,
-    BAD_RANGE,
     BLOCKS,
     BUSY,
     DESK_SIZE,
@@ -45,6 +56,7 @@ from guideloom._kernels.status import (
     SRC,
     STATUS_SIZE,
     STEP,
+    USAGE,
     WAITED,
     WAITS,
     WATCHERS,
@@ -63,7 +75,6 @@ SLOW_TURNS, SLOW_SLEEP_US, REST_GATHERS = 1000, 50, 256
 """A helper that is waited for so long lost its processor to other work: so many gathers are then done alone."""
 
 word = types.int64
-words = pointer_to(word)
 
 
 def _atomic(operation):
@@ -94,167 +105,161 @@ def load(typing_context, address):
     return word(word), generate
 
 
-@njit(nogil=True)
-def _now_ns(clock):
-    clock_gettime(np.int32(MONOTONIC), clock.ctypes.data)
+@inner
+def _now_ns(status):
+    # Where the system writes what a thread used, it may write the time: no one looks at both.
+    clock = words_at(status + 8 * USAGE)
+    clock_gettime(np.int32(MONOTONIC), status + 8 * USAGE)
     return clock[0] * 1_000_000_000 + clock[1]
 
 
-@njit(nogil=True)
-def _gather(is_mapped, handles, sizes, file, src, dst, nbytes, lo, hi, address, room, shift, status):
-    if is_mapped:
-        return mapped_runs(handles, sizes, file, src, dst, nbytes, lo, hi, address, room, shift, status)
-    return pread_runs(handles, file, src, dst, nbytes, lo, hi, address, room, shift, status)
-
-
-@njit(nogil=True)
+@inner
 def _take_portion(desk, status):
     """Do some runs of the gather that lies on the desk; False when none is left, or one cannot be done."""
-    address = desk.ctypes.data
     # Where one cannot be done all are done once more: the rest would be in vain.
-    if load(address + 8 * FAULTS) != 0:
+    if load(desk + 8 * FAULTS) != 0:
         return False
-    end, step, room, shift = desk[END], desk[STEP], desk[ROOM], desk[SHIFT]
-    lo = add(address + 8 * NEXT, step)
+    given = words_at(desk)
+    end = given[END]
+    lo = add(desk + 8 * NEXT, given[STEP])
     if lo >= end:
         return False
-    hi = min(lo + step, end)
-    handles, sizes = carray(words(desk[HANDLES]), (desk[NUM_FILES],)), carray(words(desk[SIZES]), (desk[NUM_FILES],))
-    file, src = carray(words(desk[FILE]), (desk[NUM_RUNS],)), carray(words(desk[SRC]), (desk[NUM_RUNS],))
-    dst, nbytes = carray(words(desk[DST]), (desk[NUM_RUNS],)), carray(words(desk[NBYTES]), (desk[NUM_RUNS],))
-    stopped = _gather(desk[IS_MAPPED], handles, sizes, file, src, dst, nbytes, lo, hi, desk[OUT], room, shift, status)
+    hi = min(lo + given[STEP], end)
+    if given[IS_MAPPED] != 0:
+        stopped = mapped_runs(
+            given[HANDLES], given[SIZES], given[NUM_FILES], given[FILE], given[SRC], given[DST], given[NBYTES],
+            given[NUM_RUNS], lo, hi, given[OUT], given[ROOM], given[SHIFT], status,
+        )  # fmt: skip
+    else:
+        stopped = pread_runs(
+            given[HANDLES], given[NUM_FILES], given[FILE], given[SRC], given[DST], given[NBYTES],
+            lo, hi, given[OUT], given[ROOM], given[SHIFT], status,
+        )  # fmt: skip
     if stopped >= 0:
-        add(address + 8 * FAULTS, 1)
+        add(desk + 8 * FAULTS, 1)
         return False
     return True
 
 
-@njit(nogil=True)
+@inner
 def _help(desk, mine, status):
     """Take part in the gather that lies on the desk, if there still is one, until ``mine`` is set.
 
-    Returns whether there was one, and how many portions were done.
+    Returns how many portions were done; -1 when there was no gather.
     """
-    address = desk.ctypes.data
-    add(address + 8 * ACTIVE, 1)
-    is_open = load(address + 8 * OPEN) != 0
-    portions = 0
-    if is_open:
-        blocks, waits = usage(status)
+    add(desk + 8 * ACTIVE, 1)
+    portions = -1
+    if load(desk + 8 * OPEN) != 0:
+        portions = 0
+        usage(status)
+        blocks, waits = blocks_of(status), waits_of(status)
         while _take_portion(desk, status):
             portions += 1
-            if mine[0] != 0:
+            if load(mine) != 0:
                 break
         if done(blocks, waits, status) == WAITED:
-            add(address + 8 * HELP_BLOCKS, status[BLOCKS])
-            add(address + 8 * HELP_WAITS, status[WAITS])
-    add(address + 8 * ACTIVE, -1)
-    return is_open, portions
+            add(desk + 8 * HELP_BLOCKS, words_at(status)[BLOCKS])
+            add(desk + 8 * HELP_WAITS, words_at(status)[WAITS])
+    add(desk + 8 * ACTIVE, -1)
+    return portions
 
 
-@njit(nogil=True)
+@inner
 def _take_desk(desk, nbytes, lo, hi, least):
     """Whether the desk is ours now: it is free, and these runs are worth sharing."""
     total = 0
+    nbytes_of, given = words_at(nbytes), words_at(desk)
     for r in range(lo, hi):
-        total += nbytes[r]
-    address = desk.ctypes.data
-    if desk.size < DESK_SIZE or total < least or swap(address + 8 * BUSY, 1) != 0:
+        total += nbytes_of[r]
+    if total < least or swap(desk + 8 * BUSY, 1) != 0:
         return False
-    if desk[REST] > 0:
-        desk[REST] -= 1
-        swap(address + 8 * BUSY, 0)
+    if given[REST] > 0:
+        given[REST] -= 1
+        swap(desk + 8 * BUSY, 0)
         return False
     return True
 
 
-@njit(nogil=True)
-def _lay_out(desk, handles, sizes, file, src, dst, nbytes, lo, hi, room, shift):
-    desk[HANDLES] = handles.ctypes.data
-    desk[SIZES] = sizes.ctypes.data
-    desk[NUM_FILES] = min(handles.size, sizes.size)
-    desk[FILE] = file.ctypes.data
-    desk[SRC] = src.ctypes.data
-    desk[DST] = dst.ctypes.data
-    desk[NBYTES] = nbytes.ctypes.data
-    desk[NUM_RUNS] = min(min(file.size, src.size), min(dst.size, nbytes.size))
-    desk[END] = hi
-    desk[STEP] = max(1, (hi - lo + PORTIONS - 1) // PORTIONS)
-    desk[ROOM] = room
-    desk[SHIFT] = shift
-    desk[FAULTS] = 0
-    desk[HELP_BLOCKS] = 0
-    desk[HELP_WAITS] = 0
-    swap(desk.ctypes.data + 8 * NEXT, lo)
-
-
-@njit(nogil=True)
+@inner
 def _share(desk, blocks, waits, status):
     """Do what was laid out, together with whoever comes; as a gather, or 0 when a run cannot be done."""
-    address = desk.ctypes.data
-    swap(address + 8 * OPEN, 1)
+    swap(desk + 8 * OPEN, 1)
     while _take_portion(desk, status):
         pass
-    swap(address + 8 * OPEN, 0)
+    swap(desk + 8 * OPEN, 0)
     turns = 0
-    while load(address + 8 * ACTIVE) != 0:
+    while load(desk + 8 * ACTIVE) != 0:
         # Who yields stays ahead of a helper of lower priority on the same processor, and would do so for ever.
         if turns < SLOW_TURNS:
             sched_yield()
         else:
             usleep(np.uint32(SLOW_SLEEP_US))
         turns += 1
+    given, found = words_at(desk), words_at(status)
     if turns > SLOW_TURNS:
-        desk[REST] = REST_GATHERS
-    faults, help_blocks, help_waits = desk[FAULTS], desk[HELP_BLOCKS], desk[HELP_WAITS]
-    swap(address + 8 * BUSY, 0)
+        given[REST] = REST_GATHERS
+    faults, help_blocks, help_waits = given[FAULTS], given[HELP_BLOCKS], given[HELP_WAITS]
+    swap(desk + 8 * BUSY, 0)
     if faults > 0:
         return 0
     done(blocks, waits, status)
-    status[BLOCKS] += help_blocks
-    status[WAITS] += help_waits
-    return WAITED if status[BLOCKS] != 0 or status[WAITS] != 0 else DONE
+    found[BLOCKS] += help_blocks
+    found[WAITS] += help_waits
+    return WAITED if found[BLOCKS] != 0 or found[WAITS] != 0 else DONE
 
 
 def gather_helped(desk, is_mapped, handles, sizes, file, src, dst, nbytes, lo, hi, out, shift, status):
-    blocks, waits = usage(status)
-    if not are_runs(lo, hi, file, src, dst, nbytes):
-        status[0] = BAD_RANGE
+    used, num_runs = address_of(status), num_runs_in(file, src, dst, nbytes, status)
+    usage(used)
+    blocks, waits = blocks_of(used), waits_of(used)
+    if outside(lo, hi, num_runs, used):
         return max(lo, 0)
-    if _take_desk(desk, nbytes, lo, hi, LEAST_MAPPED_BYTES if is_mapped else LEAST_READ_BYTES):
-        _lay_out(desk, handles, sizes, file, src, dst, nbytes, lo, hi, out.size, shift)
-        desk[IS_MAPPED] = is_mapped
-        desk[OUT] = out.ctypes.data
-        result = _share(desk, blocks, waits, status)
+    num_files = min(handles.size, sizes.size)
+    least = LEAST_MAPPED_BYTES if is_mapped else LEAST_READ_BYTES
+    if desk.size >= DESK_SIZE and _take_desk(address_of(desk), address_of(nbytes), lo, hi, least):
+        desk[HANDLES], desk[SIZES], desk[NUM_FILES] = address_of(handles), address_of(sizes), num_files
+        desk[FILE], desk[SRC] = address_of(file), address_of(src)
+        desk[DST], desk[NBYTES] = address_of(dst), address_of(nbytes)
+        desk[NUM_RUNS], desk[END], desk[STEP] = num_runs, hi, max(1, (hi - lo + PORTIONS - 1) // PORTIONS)
+        desk[IS_MAPPED], desk[OUT], desk[ROOM], desk[SHIFT] = is_mapped, address_of(out), out.size, shift
+        desk[FAULTS] = desk[HELP_BLOCKS] = desk[HELP_WAITS] = 0
+        swap(address_of(desk) + 8 * NEXT, lo)
+        result = _share(address_of(desk), blocks, waits, used)
         if result < 0:
             return result
         # Once more, in order: which run cannot be done, and why, must not depend on who came to it first.
-    stopped = _gather(
-        is_mapped, handles, sizes, file, src, dst, nbytes, lo, hi, out.ctypes.data, out.size, shift, status
-    )
-    return stopped if stopped >= 0 else done(blocks, waits, status)
+    if is_mapped:
+        stopped = mapped_runs(
+            address_of(handles), address_of(sizes), num_files, address_of(file), address_of(src), address_of(dst),
+            address_of(nbytes), num_runs, lo, hi, address_of(out), out.size, shift, used,
+        )  # fmt: skip
+    else:
+        stopped = pread_runs(
+            address_of(handles), num_files, address_of(file), address_of(src), address_of(dst), address_of(nbytes),
+            lo, hi, address_of(out), out.size, shift, used,
+        )  # fmt: skip
+    return stopped if stopped >= 0 else done(blocks, waits, used)
 
 
-def hand_over(theirs, mine, most, longest_ns, desk):
-    clock = np.zeros(2, np.int64)
-    status = np.zeros(STATUS_SIZE, np.int64)
-    address = desk.ctypes.data
+def hand_over(theirs, mine, most, longest_ns, desk, status):
+    if status.size < STATUS_SIZE:
+        raise ValueError("a kernel's status is too short")
+    used, signal, place = address_of(status), address_of(mine), address_of(desk)
     helps = desk.size >= DESK_SIZE
     helped = 0
     if helps:
-        add(address + 8 * WATCHERS, 1)
+        add(place + 8 * WATCHERS, 1)
     theirs[0] = 1
-    began_ns = _now_ns(clock)
+    began_ns = _now_ns(used)
     for _ in range(most):
-        portions = 0
-        if helps and load(address + 8 * OPEN) != 0:
-            is_open, portions = _help(desk, mine, status)
-            helped += is_open
-        if portions == 0:
-            # The call keeps the compiler from reading once for all turns.
+        portions = -1
+        if helps and load(place + 8 * OPEN) != 0:
+            portions = _help(place, signal, used)
+            helped += portions >= 0
+        if portions <= 0:
             sched_yield()
-        if mine[0] != 0 or _now_ns(clock) - began_ns >= longest_ns:
+        if load(signal) != 0 or _now_ns(used) - began_ns >= longest_ns:
             break
     if helps:
-        add(address + 8 * WATCHERS, -1)
+        add(place + 8 * WATCHERS, -1)
     return helped

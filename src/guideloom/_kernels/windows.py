@@ -34,7 +34,13 @@ def fill_runs(
         first_run[b] = r
         done = 0
         at = begins[b]
-        segment = np.searchsorted(starts, at, side="right") - 1
+        segment, beyond = 0, starts.size - 1  # the last one that begins at or before ``at``, by halving
+        while beyond - segment > 1:
+            middle = (segment + beyond) >> 1
+            if starts[middle] <= at:
+                segment = middle
+            else:
+                beyond = middle
         while done < length:
             room = starts[segment + 1] - at
             if room > 0:
@@ -51,7 +57,7 @@ def fill_runs(
             segment += 1
             if at == total:
                 at = np.int64(0)
-                segment = np.int64(0)
+                segment = 0
     first_run[begins.size] = r
     return r
 
@@ -66,7 +72,14 @@ def locate_items(starts: I64, indexes: I64, segment: I64) -> int:
     for b in range(indexes.size):
         if indexes[b] < 0 or indexes[b] >= total:
             return b
-        segment[b] = np.searchsorted(starts, indexes[b], side="right") - 1
+        found, beyond = 0, starts.size - 1  # the last one that begins at or before the index, by halving
+        while beyond - found > 1:
+            middle = (found + beyond) >> 1
+            if starts[middle] <= indexes[b]:
+                found = middle
+            else:
+                beyond = middle
+        segment[b] = found
     return -1
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._kernels.desk import NO_DESK, gather_helped
+from guideloom._kernels.gather import new_status
 from guideloom._kernels.spin import hand_over
 from guideloom._loader.sharing import usable_processors
 from guideloom._loader.work import EndOfEpoch
@@ -68,13 +69,14 @@ class Sleeper:
         Where it finds gathers to help with while it watches.
     """
 
-    __slots__ = ("_desk", "_lock", "_next_rest", "_rest", "_signal", "hinted", "napping", "watching")
+    __slots__ = ("_desk", "_lock", "_next_rest", "_rest", "_signal", "_status", "hinted", "napping", "watching")
 
     def __init__(self, desk: npt.NDArray[np.int64] = NO_DESK) -> None:
         self._desk = desk
         self._lock = threading.Lock()
         self._lock.acquire()
         self._signal = np.zeros(1, np.int64)
+        self._status = new_status()
         self.watching = False
         self.napping = False
         self.hinted = False
@@ -101,7 +103,7 @@ class Sleeper:
         try:
             # The other thread is signalled when the interpreter lock is free for it, not before.
             theirs = _NOBODY if other is None else other._signal
-            helped: int = hand_over(theirs, self._signal, turns, _LONGEST_WATCH_NS, self._desk)
+            helped: int = hand_over(theirs, self._signal, turns, _LONGEST_WATCH_NS, self._desk, self._status)
         finally:
             self.watching = False
         self._lock.acquire(blocking=False)

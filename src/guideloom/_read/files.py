@@ -24,8 +24,15 @@ from guideloom._io.pread import PosixPreadIO, advise_random
 from guideloom._io.seek import SeekIO
 from guideloom._kernels.columns import copy_code, spread_mapped
 from guideloom._kernels.desk import gather_helped, new_desk
-from guideloom._kernels.gather import advise_files, advise_maps, gather_mapped, gather_pread, populate_cached
-from guideloom._kernels.status import DONE, NOT_OPEN, STATUS_SIZE, WATCHERS
+from guideloom._kernels.gather import (
+    advise_files,
+    advise_maps,
+    gather_mapped,
+    gather_pread,
+    new_status,
+    populate_cached,
+)
+from guideloom._kernels.status import DONE, NOT_OPEN, WATCHERS
 from guideloom._read.fileset import FileSet, FileTable, PooledFileSet, default_capacity
 from guideloom._read.requests import Spread
 
@@ -80,10 +87,10 @@ class PreadFileSet(PooledFileSet[int]):
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
         if hasattr(os, "posix_fadvise"):
             self._open_ahead(file[lo:hi])
-            self.readahead.note_asked(advise_files(self.values, file, src, nbytes, lo, hi))
+            self.readahead.note_asked(advise_files(self.values, file, src, nbytes, lo, hi, new_status()))
 
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
-        status = np.zeros(STATUS_SIZE, np.int64)
+        status = new_status()
         values, desk = self.values, self.desk
         if desk[WATCHERS]:
             stopped = gather_helped(desk, False, values, values, file, src, dst, nbytes, lo, hi, out, shift, status)
@@ -150,7 +157,7 @@ class MappedFileSet(PooledFileSet[Any]):
             np.int64,
         )
         room = request.columns[0].shape[0] * request.columns[0].shape[1]
-        status = np.zeros(STATUS_SIZE, np.int64)
+        status = new_status()
         lo = request.lo
         user = object()
         try:
@@ -177,14 +184,14 @@ class MappedFileSet(PooledFileSet[Any]):
 
     def _advise(self, file: I64, src: I64, nbytes: I64, lo: int, hi: int) -> None:
         self._open_ahead(file[lo:hi])
-        self.readahead.note_asked(advise_maps(self.values, self.table.sizes, file, src, nbytes, lo, hi))
+        self.readahead.note_asked(advise_maps(self.values, self.table.sizes, file, src, nbytes, lo, hi, new_status()))
 
     def _close_one(self, handle: Any) -> None:
         # Views first; the map is closed by the collector when nothing refers to it, which is now.
         del handle
 
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
-        status = np.zeros(STATUS_SIZE, np.int64)
+        status = new_status()
         values, sizes, desk = self.values, self.table.sizes, self.desk
         if desk[WATCHERS]:
             stopped = gather_helped(desk, True, values, sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
