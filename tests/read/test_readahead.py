@@ -20,7 +20,7 @@ from guideloom._kernels.jit import jit_disabled
 from guideloom._read import files as files_module
 from guideloom._read.files import open_file_set
 from guideloom._read.fileset import FileTable
-from guideloom._read.readahead import MAX_AHEAD_RUNS, WARM_GATHERS, Readahead
+from guideloom._read.readahead import MAX_AHEAD_RUNS, MEASURED_EVERY, WARM_GATHERS, Readahead
 from guideloom.errors import ArgumentError, MissingShardError
 from guideloom.io import MmapIO, PosixPreadIO
 
@@ -51,6 +51,19 @@ def test_goes_on_while_asking_makes_devices_read() -> None:
         readahead.note_asked(16)
         readahead.note(32, 0, 0)  # it came in time: nothing was waited for
     assert readahead.cold
+
+
+def test_measures_the_first_gathers_and_those_of_cold_data_and_else_one_of_some() -> None:
+    readahead = Readahead(1 << 20)
+    assert readahead.due()
+    readahead.note(32, 8, 0)
+    assert all(readahead.due() for _ in range(3 * MEASURED_EVERY))
+    for _ in range(WARM_GATHERS):
+        readahead.note(32, 0, 0)
+    due = [readahead.due() for _ in range(10 * MEASURED_EVERY)]
+    assert sum(due) == 10
+    assert due[:MEASURED_EVERY].count(True) == 1
+    assert not any(Readahead(0).due() for _ in range(3 * MEASURED_EVERY))
 
 
 @given(max_bytes=st.integers(0, 1 << 40), run_bytes=st.integers(0, 1 << 40))

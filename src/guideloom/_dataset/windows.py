@@ -28,6 +28,7 @@ from guideloom._read.streams import StreamOperations, WantedDtype, widened
 from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]
+_UINT8 = np.dtype(np.uint8)
 
 MAX_WINDOW_BYTES = (1 << 63) - 1
 
@@ -249,9 +250,10 @@ class WindowSource(BatchSource):
             return run(self._operations.arrays(prepared, lo, hi, empty, asked), self._files)
         # The same without an operation, whose machinery would be a tenth of the 30 us of a small batch.
         out = empty((hi - lo, prepared.length, *straight.shape), straight.dtype)
+        flat = np.ndarray((hi - lo) * prepared.window_bytes, _UINT8, out)
         self._files.gather(
             prepared.file, prepared.src, prepared.dst, prepared.nbytes, prepared.bounds[lo], prepared.bounds[hi],
-            out.reshape(-1).view(np.uint8), lo * prepared.window_bytes, asked,
+            flat, lo * prepared.window_bytes, asked,
         )  # fmt: skip
         return straight.named(out)
 

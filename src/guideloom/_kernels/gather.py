@@ -18,15 +18,23 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._kernels.jit import kernel
-from guideloom._kernels.status import BAD_RANGE, DONE, FAILED, NOT_OPEN, SHORT, STATUS_SIZE
+from guideloom._kernels.status import BAD_RANGE, DONE, FAILED, NOT_OPEN, SHORT, STATUS_SIZE, UNMEASURED
 
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 
-def new_status() -> I64:
-    """Return a status for one call of a kernel, int64[STATUS_SIZE]; for one thread at a time."""
-    return np.zeros(STATUS_SIZE, np.int64)
+_MEASURED: I64 = np.zeros(STATUS_SIZE, np.int64)
+_UNMEASURED = _MEASURED.copy()
+_UNMEASURED[UNMEASURED] = 1
+
+
+def new_status(measured: bool = True) -> I64:
+    """Return a status for one call of a kernel, int64[STATUS_SIZE]; for one thread at a time.
+
+    ``measured``: whether the kernel finds out what it reads from devices.
+    """
+    return (_MEASURED if measured else _UNMEASURED).copy()
 
 
 def are_runs(lo: int, hi: int, *columns: I64) -> bool:

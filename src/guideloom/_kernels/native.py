@@ -37,6 +37,7 @@ from guideloom._kernels.status import (
     U2_TO_I4,
     U2_TO_I8,
     U4_TO_I8,
+    UNMEASURED,
     USAGE,
     WAITED,
     WAITS,
@@ -142,8 +143,8 @@ def _fetch_ahead(begin, nbytes):
 
 @inner
 def usage(status):
-    """Have the system write into ``status`` what this thread used."""
-    if PER_THREAD_USAGE:
+    """Have the system write into ``status`` what this thread used; nothing if it is not to be measured."""
+    if PER_THREAD_USAGE and words_at(status)[UNMEASURED] == 0:
         getrusage(np.int32(RUSAGE_THREAD), status + 8 * USAGE)
 
 

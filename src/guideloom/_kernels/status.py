@@ -14,7 +14,10 @@ BLOCKS, WAITS = 3, 4
 WAITED = -2
 """As ``DONE``, and ``status[BLOCKS]`` or ``status[WAITS]`` is not 0."""
 
-USAGE, USAGE_WORDS = 5, 18
+UNMEASURED = 5
+"""``status[UNMEASURED]``: 1 before the call spares the kernel two calls of the system; BLOCKS and WAITS are 0 then."""
+
+USAGE, USAGE_WORDS = 6, 18
 """Where in ``status`` a kernel has the system write what the thread used, and how many words that takes."""
 
 STATUS_SIZE = USAGE + USAGE_WORDS

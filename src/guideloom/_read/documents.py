@@ -223,17 +223,25 @@ class DocumentOperations:
         buffer, shift = buffer_for(at, begin, end, empty)
         if buffer.size:
             yield Gather(at.file, at.src, at.dst, at.nbytes, begin, end, buffer, shift, asked)
-        return self.unpacked(at, begin, end, buffer, shift)
+        return self.unpacked(plan, at, begin, end, buffer, shift)
 
-    def unpacked(self, at: Placement, begin: int, end: int, buffer: U8, shift: int) -> list[Any]:
-        """Unpack the documents ``[begin, end)`` of a placement out of the buffer they were read into."""
+    def unpacked(self, plan: DocumentPlan, at: Placement, begin: int, end: int, buffer: U8, shift: int) -> list[Any]:
+        """Unpack the documents ``[begin, end)`` of a plan's placement out of the buffer they were read into."""
         begins, ends = (at.bounds[:, begin:end] - shift).tolist()
         view = buffer.data
         unpack = self.format.unpack
-        return [
-            unpack(view[first:last], shard)
-            for first, last, shard in zip(begins, ends, at.shard[begin:end].tolist(), strict=True)
-        ]
+        documents: list[Any] = []
+        try:
+            for first, last, shard in zip(begins, ends, at.shard[begin:end].tolist(), strict=True):
+                documents.append(unpack(view[first:last], shard))
+        except Exception as error:
+            self.name_document(error, int(plan.indexes[begin + len(documents)]))
+            raise
+        return documents
+
+    def name_document(self, error: Exception, index: int) -> None:
+        """Note on what ``unpack`` raised which document it was given: the format is told its shard only."""
+        error.add_note(f"while unpacking document {index} of {str(self.catalog.directory)!r}")
 
     def place_one(self, index: int) -> tuple[int, int, int, int] | None:
         """Say where the payload of one document in ``[0, total)`` lies: segment, file, begin and size.

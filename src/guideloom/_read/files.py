@@ -90,12 +90,12 @@ class PreadFileSet(PooledFileSet[int]):
             self.readahead.note_asked(advise_files(self.values, file, src, nbytes, lo, hi, new_status()))
 
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
-        status = new_status()
+        status = new_status(self.readahead.due())
         values, desk = self.values, self.desk
         if desk[WATCHERS]:
-            stopped = gather_helped(desk, False, values, values, file, src, dst, nbytes, lo, hi, out, shift, status)
+            stopped = gather_helped.run(desk, False, values, values, file, src, dst, nbytes, lo, hi, out, shift, status)
         else:
-            stopped = gather_pread(values, file, src, dst, nbytes, lo, hi, out, shift, status)
+            stopped = gather_pread.run(values, file, src, dst, nbytes, lo, hi, out, shift, status)
         if stopped < 0:
             self._note_done(stopped, hi - lo, status)
         elif status[0] != NOT_OPEN:
@@ -191,12 +191,12 @@ class MappedFileSet(PooledFileSet[Any]):
         del handle
 
     def _gather_open(self, file: I64, src: I64, dst: I64, nbytes: I64, lo: int, hi: int, out: U8, shift: int) -> int:
-        status = new_status()
+        status = new_status(self.readahead.due())
         values, sizes, desk = self.values, self.table.sizes, self.desk
         if desk[WATCHERS]:
-            stopped = gather_helped(desk, True, values, sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
+            stopped = gather_helped.run(desk, True, values, sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
         else:
-            stopped = gather_mapped(values, sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
+            stopped = gather_mapped.run(values, sizes, file, src, dst, nbytes, lo, hi, out, shift, status)
         if stopped < 0:
             self._note_done(stopped, hi - lo, status)
         elif status[0] != NOT_OPEN:

@@ -22,7 +22,7 @@ from guideloom._kernels.spans import fill_spans, find_blocks, find_spans
 from guideloom._plan.windows import WindowPlan, plan_windows
 from guideloom._read.operations import Operation
 from guideloom._read.requests import Gather
-from guideloom._read.streams import Empty, StreamOperations, WantedDtype, gather_windows
+from guideloom._read.streams import Empty, StreamOperations, WantedDtype, gather_windows, name_window
 from guideloom._storage.catalog import Catalog
 
 I64 = npt.NDArray[np.int64]
@@ -331,13 +331,17 @@ class SpanOperations:
         samples: list[Any] = []
         a = begin = 0
         # Payloads are cut out one window at a time: thousands of views alive at once are work for the collector.
-        for row, index, b in zip(rows, batch.index, batch.bounds[1:].tolist(), strict=True):
-            payloads = []
-            for end in cuts[a + 1 : b + 1]:  # some 20 % faster than a comprehension over pairs
-                payloads.append(view[begin:end])
-                begin = end
-            samples.append(unpack(row, batch.shard[a:b], index, payloads))
-            a = b
+        try:
+            for row, index, b in zip(rows, batch.index, batch.bounds[1:].tolist(), strict=True):
+                payloads = []
+                for end in cuts[a + 1 : b + 1]:  # some 20 % faster than a comprehension over pairs
+                    payloads.append(view[begin:end])
+                    begin = end
+                samples.append(unpack(row, batch.shard[a:b], index, payloads))
+                a = b
+        except Exception as error:
+            name_window(error, self.catalog, plan, lo + len(samples), self._row_dtype.itemsize)
+            raise
         return samples
 
     def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> Operation[Any]:

@@ -201,10 +201,14 @@ class StreamOperations:
             return unpack_fields(rows)
         lengths, shards, bounds = shard_runs(plan, self.catalog.shard, self.disk_dtype.itemsize, lo, hi)
         unpack = self.format.unpack
-        return [
-            unpack(row, lengths[begin:end], shards[begin:end])
-            for row, begin, end in zip(rows, bounds, bounds[1:], strict=False)
-        ]
+        samples: list[Any] = []
+        try:
+            for row, begin, end in zip(rows, bounds, bounds[1:], strict=False):
+                samples.append(unpack(row, lengths[begin:end], shards[begin:end]))
+        except Exception as error:
+            name_window(error, self.catalog, plan, lo + len(samples), self.disk_dtype.itemsize)
+            raise
+        return samples
 
     def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> Operation[Any]:
         """Read the windows ``[lo, hi)`` of a plan as C-contiguous arrays [hi - lo, L, ...].
@@ -241,6 +245,15 @@ def gather_windows(plan: WindowPlan, lo: int, hi: int, out: npt.NDArray[Any], as
         lo * plan.window_bytes,
         asked,
     )
+
+
+def name_window(error: Exception, catalog: Catalog, plan: WindowPlan, window: int, itemsize: int) -> None:
+    """Note on what ``unpack`` raised which elements it was given."""
+    if plan.length:
+        run = plan.bounds[window]
+        begin = int(catalog.starts[plan.segment[run]]) + int(plan.src[run]) // itemsize
+        where = f"{plan.length} elements from element {begin} of {str(catalog.directory)!r}"
+        error.add_note(f"while unpacking the window of {where}")
 
 
 def unpack_fields(rows: npt.NDArray[Any]) -> list[dict[str, npt.NDArray[Any]]]:
