@@ -254,23 +254,19 @@ def test_what_an_iterator_held_goes_without_the_collector(way: dict[str, Any], w
 
 
 def test_the_end_is_the_end_for_all_who_wait_for_it() -> None:
-    """Also where two wait for a batch at once, and the other one is told first."""
+    """Also for who waits while another thread is told."""
     with make_items(1, local_batch_size=1) as loader:
         iterator: Any = iter(loader)
         assert next(iterator) == [0]
-        take, told = iterator._take, []
-
-        def take_last() -> Any:
-            if not told:
-                told.append(None)
-                with pytest.raises(StopIteration):
-                    next(iterator)
-            return take()
-
-        iterator._take = take_last
-        with pytest.raises(StopIteration):
-            next(iterator)
-        assert told
+        told: list[object] = []
+        threads = [threading.Thread(target=lambda: told.append(next(iterator, None))) for _ in range(3)]
+        with iterator._lock:
+            for thread in threads:
+                thread.start()
+        for thread in threads:
+            thread.join()
+        assert told == [None, None, None]
+        assert loader.state_dict()["epoch"] == 1
 
 
 @pytest.mark.filterwarnings("ignore:prefetch:UserWarning")

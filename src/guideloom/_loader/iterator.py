@@ -9,7 +9,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from guideloom._base.errors import NotOpenError
+from guideloom._base.errors import InUseError, NotOpenError
 from guideloom._base.forks import FORKS
 from guideloom._base.interrupts import interrupts_later
 from guideloom._base.protocols import DatasetSyncReaderAbstract
@@ -27,7 +27,8 @@ CLOSE_TIMEOUT_S = 0.9
 class LoaderIterator(Iterator[Any]):
     """The rest of one epoch; a context manager that closes itself.
 
-    Threads may share it: each batch goes to one of them.
+    Threads may share it: each batch goes to one of them, and one that was not given when it was closed comes from the
+    next iterator. Who asks for a batch while its own thread takes one, a signal's handler say, gets an ``InUseError``.
     """
 
     def __init__(
@@ -46,8 +47,11 @@ class LoaderIterator(Iterator[Any]):
         self._global_batch_size = partition.global_batch_size
         self._size = partition.size
         self._forks = FORKS.count
-        # Re-entrant, so that a signal handler that asks for a batch does not wait for the batch that it interrupted.
+        # Re-entrant, so that who asks for a batch while this thread takes one is told, and does not wait for ever.
         self._lock = threading.RLock()
+        self._taking = False
+        # Either a batch is counted before the iterator is closed, or it is not given: the next iterator begins with it.
+        self._counting = threading.RLock()
         self._closed = False
         self._exhausted = False
 
@@ -61,10 +65,20 @@ class LoaderIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         if self._forks != FORKS.count:
-            # A thread that the fork left behind may hold the lock.
+            # A thread that the fork left behind may hold the locks.
+            self._counting = threading.RLock()
             return self._following()
         with self._lock:
-            return self._following()
+            if self._taking:
+                raise InUseError(
+                    "a batch was asked for while this thread takes one from the same iterator, by a signal's handler "
+                    "or collate_fn perhaps: have it set a flag, and ask where the other batch was returned"
+                )
+            self._taking = True
+            try:
+                return self._following()
+            finally:
+                self._taking = False
 
     def _following(self) -> Any:
         if self._closed:
@@ -84,25 +98,43 @@ class LoaderIterator(Iterator[Any]):
         except BaseException:
             self.close()
             raise
-        offset = self._position.offset + self._global_batch_size
-        self._position.offset = offset if offset < self._size else self._size
+        with self._counting:
+            self._require_open()
+            offset = self._position.offset + self._global_batch_size
+            self._position.offset = offset if offset < self._size else self._size
         return batch
 
     def _end(self) -> Any:
-        if self._exhausted:
-            # Another thread, which shares this iterator, was told first.
-            raise StopIteration
-        if self._closed:
-            raise NotOpenError("this iterator was closed by another thread while it waited for a batch")
-        self._exhausted = True
-        self._end_epoch()
-        self.close()
+        with self._counting:
+            self._require_open()
+            self._exhausted = True
+            self._end_epoch()
+            first = self._close_once()
+        self._end_feed(first)
         raise StopIteration
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise NotOpenError(
+                "this iterator was closed while it waited for a batch, by another thread or a signal's handler: call "
+                "iter(loader) to go on"
+            )
 
     def close(self) -> None:
         """End the threads and processes, waiting less than a second for them; safe to call again."""
-        if not self._closed:
-            self._closed = True
+        if self._forks != FORKS.count:
+            self._counting = threading.RLock()
+        with self._counting:
+            first = self._close_once()
+        self._end_feed(first)
+
+    def _close_once(self) -> bool:
+        first = not self._closed
+        self._closed = True
+        return first
+
+    def _end_feed(self, first: bool) -> None:
+        if first:
             self._feed.stop()
             self._feed.join(CLOSE_TIMEOUT_S)
 

@@ -1,0 +1,213 @@
+"""Who asks for a batch, or closes, while another call takes one from the same iterator: each batch comes once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from guideloom import StatefulDataLoader
+from guideloom.errors import InUseError, NotOpenError
+from tests.loader.fakes import Gate, HookedDataset, RowDataset, make_items
+
+SIZE, BEFORE = 40, 25
+WAYS: list[dict[str, Any]] = [{}, {"prefetch": 2}, {"prefetch": 4, "num_workers": 1}, {"num_workers": 2}]
+
+
+def items(way: dict[str, Any]) -> StatefulDataLoader:
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        return make_items(SIZE, **{"local_batch_size": 1, **way})
+
+
+def rows(way: dict[str, Any]) -> StatefulDataLoader:
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        return StatefulDataLoader(RowDataset(SIZE), None, device="cpu", local_batch_size=1, **way)
+
+
+def ids(batch: Any) -> list[int]:
+    return list(batch) if isinstance(batch, list) else [int(batch["rows"][0, 0]) // 10]
+
+
+@contextmanager
+def acting_at(point: int, act: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Have a signal's handler act at one point of what runs here; gives whether that was reached."""
+    seen = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal seen
+        if event in ("call", "c_return"):
+            seen += 1
+            if seen == point:
+                signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: act())
+    sys.setprofile(count)
+    try:
+        yield lambda: seen >= point
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGUSR1, before)
+
+
+def asked_at(point: int, loader: StatefulDataLoader) -> tuple[bool, bool]:
+    """Take an epoch, and have a handler ask for a batch at one point; whether that was reached, and refused."""
+    refused = False
+    taken: list[int] = []
+
+    def ask() -> None:
+        nonlocal refused
+        try:
+            taken.extend(ids(next(iterator)))
+        except InUseError:
+            refused = True
+
+    with loader:
+        iterator = iter(loader)
+        for batch in islice(iterator, BEFORE):
+            taken.extend(ids(batch))
+        with acting_at(point, ask) as is_reached:
+            taken.extend(ids(next(iterator)))
+        assert loader.state_dict()["observation_offset"] == len(taken)
+        for batch in iterator:
+            taken.extend(ids(batch))
+    assert sorted(taken) == list(range(SIZE)), f"at point {point}"
+    return is_reached(), refused
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("make", [items, rows])
+def test_a_handler_may_ask_at_any_point(make: Callable[..., StatefulDataLoader], way: dict[str, Any]) -> None:
+    """It is told that a batch is being taken, or gets the next one; it neither gets the same one nor waits for ever."""
+    num_refused, point, reached = 0, 1, True
+    while reached:
+        reached, refused = asked_at(point, make(way))
+        num_refused += refused
+        point += 1
+    assert num_refused > 5
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_handler_may_close_at_any_point(way: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch that is being taken is given, or comes again: it is neither lost nor given twice."""
+    # Where it holds what the threads need to end, it waits in vain.
+    monkeypatch.setattr("guideloom._loader.iterator.CLOSE_TIMEOUT_S", 0.02)
+    closed, point, reached = 0, 1, True
+    while reached:
+        taken: list[int] = []
+        with items(way) as loader:
+            iterator = iter(loader)
+            for batch in islice(iterator, BEFORE):
+                taken.extend(ids(batch))
+            with acting_at(point, iterator.close) as is_reached:
+                try:
+                    taken.extend(ids(next(iterator)))
+                except NotOpenError:
+                    closed += 1
+            reached = is_reached()
+            if reached:
+                for batch in loader:
+                    taken.extend(ids(batch))
+                assert taken == list(range(SIZE)), f"at point {point}"
+        point += 1
+    assert closed > 5
+
+
+@pytest.mark.parametrize("way", [{}, {"num_workers": 2}], ids=str)
+def test_a_batch_that_another_thread_took_when_it_was_closed_comes_again(way: dict[str, Any]) -> None:
+    gate = Gate([3])
+    dataset = HookedDataset(SIZE, gate)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        loader = StatefulDataLoader(dataset, list, device="cpu", **way)
+    with loader:
+        iterator = iter(loader)
+        taken = [next(iterator)[0] for _ in range(3)]
+        errors: list[BaseException] = []
+
+        def take() -> None:
+            try:
+                taken.extend(next(iterator))
+            except BaseException as error:  # noqa: BLE001  looked at below
+                errors.append(error)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        assert gate.reached.wait(30)
+        iterator.close()
+        gate.opened.set()
+        thread.join()
+        assert [type(error) for error in errors] == [NotOpenError]
+        assert "while it waited" in str(errors[0])
+        assert loader.state_dict()["observation_offset"] == 3
+        taken.extend(sample for batch in loader for sample in batch)
+    assert taken == list(range(SIZE))
+
+
+def test_threads_that_close_lose_no_batch_and_get_none_twice() -> None:
+    """Whatever the moment: a batch is counted before the iterator is closed, or it comes again."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for turns in range(150):
+            with items({}) as loader:
+                iterator, begun = iter(loader), threading.Event()
+                taken: list[int] = []
+
+                def take(iterator: Any = iterator, begun: threading.Event = begun, taken: list[int] = taken) -> None:
+                    try:
+                        for batch in iterator:
+                            taken.extend(batch)
+                            begun.set()
+                    except NotOpenError:
+                        pass
+
+                threads = [threading.Thread(target=take) for _ in range(2)]
+                for thread in threads:
+                    thread.start()
+                begun.wait()
+                for _ in range(turns):
+                    pass
+                iterator.close()
+                if loader.state_dict()["epoch"] == 0:
+                    taken.extend(sample for batch in loader for sample in batch)
+                for thread in threads:
+                    thread.join()
+                assert sorted(taken) == list(range(SIZE))
+                assert loader.state_dict()["epoch"] == 1
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_child_may_close_while_its_parents_thread_counted_a_batch() -> None:
+    with items({}) as loader:
+        iterator = iter(loader)
+        holding, end = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with iterator._lock, iterator._counting:
+                holding.set()
+                end.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        holding.wait()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            status = 1
+            try:
+                iterator.close()
+                status = 0 if list(loader) == [[number] for number in range(SIZE)] else 2
+            finally:
+                os._exit(status)
+        end.set()
+        thread.join()
+        assert os.waitpid(pid, 0)[1] == 0
