@@ -63,7 +63,11 @@ class DocumentSyncReader(_DocumentOpened[FileSet], SyncOpened[DocumentOperations
         if size:
             column = np.array((file, begin, 0, size), np.int64)
             files.gather(column[:1], column[1:2], column[2:3], column[3:], 0, 1, buffer)
-        return operations.format.unpack(buffer.data, int(operations.catalog.shard[segment]))
+        try:
+            return operations.format.unpack(buffer.data, int(operations.catalog.shard[segment]))
+        except Exception as error:
+            operations.name_document(error, index)
+            raise
 
     def read_many(self, indexes: Indexes) -> list[Any]:
         """Read documents in request order, in two gathers whatever their number.

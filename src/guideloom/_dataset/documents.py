@@ -153,7 +153,7 @@ class DocumentSource(BatchSource):
             # The same without an operation, whose machinery takes some 5 % of a small batch's time.
             buffer, shift = buffer_for(at, lo, hi, empty)
             self._files.gather(at.file, at.src, at.dst, at.nbytes, lo, hi, buffer, shift, asked)
-            return self._operations.unpacked(at, lo, hi, buffer, shift)
+            return self._operations.unpacked(prepared, at, lo, hi, buffer, shift)
         return run(self._operations.samples(prepared, lo, hi, asked, empty), self._files)
 
     def arrays(self, prepared: DocumentPlan, lo: int, hi: int, empty: Empty) -> Any:

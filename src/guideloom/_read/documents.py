@@ -235,7 +235,7 @@ class DocumentOperations:
             for first, last, shard in zip(begins, ends, at.shard[begin:end].tolist(), strict=True):
                 documents.append(unpack(view[first:last], shard))
         except Exception as error:
-            self.name_document(error, int(plan.indexes[begin + len(documents)]))
+            self.name_document(error, int(plan.indexes[at.first + begin + len(documents)]))
             raise
         return documents
 
