@@ -37,13 +37,14 @@ def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def spy_on(name: str) -> None:
         kernel = getattr(files, name)
+        compiled = kernel.get()
 
         def call(*args: Any) -> int:
             here = threading.current_thread() is threading.main_thread()
             names.append(f"{name} of the {'caller' if here else 'batch thread'}")
-            return int(kernel(*args))
+            return int(compiled(*args))
 
-        monkeypatch.setattr(files, name, call)
+        monkeypatch.setattr(kernel, "run", call)
 
     spy_on("gather_helped")
     monkeypatch.setattr(outbox, "WATCHES", True)
