@@ -316,7 +316,7 @@ def tensors(arrays: Any) -> Any:
     """
     if isinstance(arrays, np.ndarray):
         return _tensor(arrays)
-    return {name: tensors(array) for name, array in arrays.items()}
+    return {name: _tensor(array) for name, array in arrays.items()}
 
 
 def _tensor(array: npt.NDArray[Any]) -> Any:

@@ -206,16 +206,17 @@ class SerialFeed:
     """Everything in the caller's thread."""
 
     def __init__(self, schedule: Schedule, work: Work) -> None:
-        self._schedule = schedule
-        self._work = work
+        self._num_batches = schedule.num_batches
+        self._rows = schedule.rows
+        self._read = work.read
+        self._finish = work.finish
         self._next = 0
 
     def take(self) -> Any:
         number = self._next
-        if number >= self._schedule.num_batches:
+        if number >= self._num_batches:
             raise EndOfEpoch
-        prepared, lo, hi = self._schedule.rows(number)
-        batch = self._work.finish([self._work.read(prepared, lo, hi)])
+        batch = self._finish([self._read(*self._rows(number))])
         self._next = number + 1
         return batch
 
