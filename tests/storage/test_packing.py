@@ -106,7 +106,7 @@ ELEMENTS = np.arange(5, dtype=TOKEN)
     [
         (None, "tuple"),
         ([ELEMENTS, [5], [b""]], "tuple"),
-        ((ELEMENTS, [5]), "tuple"),
+        ((ELEMENTS, [5]), "got a tuple of 2$"),
         ((ELEMENTS.astype("<i8"), [5], [b""]), "dtype"),
         ((ELEMENTS.reshape(1, 5), [5], [b""]), "1-D"),
         ((ELEMENTS, [5.0], [b""]), "integers"),

@@ -53,8 +53,8 @@ class StreamNumpyFormat(NamedFormat):
     >>> fmt.pack({"tokens": [1, 2, 65536]})
     Traceback (most recent call last):
         ...
-    guideloom._base.errors.PackError: field 'tokens': value 65536 at position 2 does not fit <u2, which holds whole \
-numbers from 0 to 65535: give the field a wider dtype, or correct the value
+    guideloom.errors.PackError: field 'tokens': value 65536 at position 2 does not fit <u2, which holds whole \
+numbers from 0 to 65535: give the field a dtype that holds it, or correct the value
     """
 
     def __init__(self, stream_dtype: npt.DTypeLike, data_type: Callable[..., Any] | None = None) -> None:

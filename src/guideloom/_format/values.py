@@ -85,7 +85,9 @@ def fields_of(data: Any, names: Sequence[str], data_type: Any = None) -> Mapping
     if missing or len(record) != len(names):
         extra = [name for name in record if name not in names]
         found = [f"without {_listed(missing)}"] * bool(missing) + [f"with {_listed(extra)} besides"] * bool(extra)
-        raise PackError(f"expected a record with the fields {_listed(names)}, got one {' and '.join(found)}")
+        raise PackError(
+            f"expected a record with the fields {_listed(names)}, got one {' and '.join(found)}: give it exactly these"
+        )
     return record
 
 
@@ -100,7 +102,7 @@ def check_equal_lengths(columns: Mapping[str, npt.NDArray[Any]]) -> int:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
-        raise PackError(f"expected fields of equal length, got: {listed}")
+        raise PackError(f"expected fields of equal length, a value of each for every element, got: {listed}")
     return next(iter(lengths.values()))
 
 
@@ -144,7 +146,9 @@ def as_values(value: Any, dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
     if array.ndim == 0 or array.shape[1:] != dtype.shape:
         if array.shape != (0,):
             wanted = "(L,)" if not dtype.shape else f"(L, {', '.join(map(str, dtype.shape))})"
-            raise PackError(f"{what}: expected shape {wanted}, got shape {array.shape} from {type(value).__name__}")
+            remedy = "append row by row, or reshape" if array.ndim else "give an array, or a sequence of numbers"
+            found = f"got shape {array.shape} from {type(value).__name__}"
+            raise PackError(f"{what}: expected shape {wanted}, {found}: {remedy}")
         array = array.reshape(0, *dtype.shape)
     if array.dtype == base:
         return array
@@ -331,7 +335,7 @@ def _refuse(what: str, value: Any, where: tuple[Any, ...], base: np.dtype[Any]) 
     shown = str(value) if not isinstance(value, int) or abs(value) < 10**60 else f"of {value.bit_length()} bits"
     raise PackError(
         f"{what}: value {shown:.80} at position {_place(where)} does not fit {base.str}, which holds {_holds(base)}: "
-        "give the field a wider dtype, or correct the value"
+        "give the field a dtype that holds it, or correct the value"
     )
 
 
@@ -344,7 +348,7 @@ def _refuse_kind(what: str, have: np.dtype[Any], base: np.dtype[Any]) -> NoRetur
         "V": f"{base} values",
     }
     wanted = kinds.get(base.kind, f"numbers that fit {base.str}")
-    raise PackError(f"{what}: expected {wanted}, got values of dtype {have}")
+    raise PackError(f"{what}: expected {wanted}, got values of dtype {have}: convert them first")
 
 
 def _place(where: tuple[Any, ...]) -> str:

@@ -275,7 +275,7 @@ def _raise_nothing_found(listing: Mapping[str, int], data_sets: Sequence[str], f
         shown = ", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else "")
         raise ForeignDataError(
             f"no data set here: expected commit records such as {record_name(0, 0)}, found {len(foreign)} other "
-            f"files ({shown})",
+            f"{'file' if len(foreign) == 1 else 'files'} ({shown}); give the folder that a writer was given",
             path=folder or None,
         )
     if ours:

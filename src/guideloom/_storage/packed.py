@@ -90,7 +90,8 @@ def whole_spans(packed: Any, dtype: np.dtype[Any], format_name: str) -> tuple[np
     """
     name = f"{format_name}.pack_spans"
     if not isinstance(packed, tuple) or len(packed) != 3:
-        raise PackError(f"{name} must give a tuple (elements, lengths, payloads), got {type(packed).__name__}")
+        found = f"a tuple of {len(packed)}" if isinstance(packed, tuple) else type(packed).__name__
+        raise PackError(f"{name} must give a tuple (elements, lengths, payloads), got {found}")
     elements = checked_elements(packed[0], dtype, format_name, "pack_spans")
     try:
         lengths = np.asarray(packed[1])

@@ -153,8 +153,10 @@ def check_no_holes(present: Int64s, folder: str = "") -> None:
         return
     missing = gaps(present.tolist())
     listed = ", ".join(str(low) if high - low == 1 else f"{low} to {high - 1}" for low, high in missing[:5])
+    num_missing = last + 1 - present.size
+    how_many = "1 is missing" if num_missing == 1 else f"{num_missing} are missing"
     raise MissingShardError(
-        f"shards must be numbered 0 to {last} without holes, but {last + 1 - present.size} are missing: {listed}"
+        f"shards must be numbered 0 to {last} without holes, but {how_many}: {listed}"
         f"{' ...' if len(missing) > 5 else ''}. Is a writer still at work, or files not copied? "
         "Shards that are meant to be empty are committed with writer.create(shard)",
         path=folder or None,
