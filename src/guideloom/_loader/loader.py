@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any, Literal, Self
 
 from guideloom._base.errors import ArgumentError, InUseError, NotOpenError
+from guideloom._base.forks import FORKS
 from guideloom._base.protocols import DatasetAbstract, StatefulDataLoaderStateDict, SyncContextManager
 from guideloom._dataset.opened import not_picklable
 from guideloom._dataset.source import source_of
@@ -64,7 +65,7 @@ class StatefulDataLoader(SyncContextManager):
         Whether batches wait in pinned memory; needs a CUDA device.
     drop_last : bool, default True
         Whether a last global batch that is not full is left out. If not, every rank still takes the same number of
-        steps.
+        steps: one that has no part of the last batch gets 0 samples, and ``collate_fn`` the empty list.
     prefetch : int, default 0
         Batches made ahead, by a thread of their own, which a caller that waits helps to read. 0: no look-ahead;
         workers read parts of the present batch.
@@ -155,6 +156,7 @@ class StatefulDataLoader(SyncContextManager):
         self._fixed = self._fixed_by_arguments()
         self._loaded: tuple[dict[str, Any], frozenset[str]] | None = None
         self._iterator: weakref.ref[LoaderIterator] | None = None
+        self._starts: dict[object, int] = {}  # calls of iter that are under way, in order
 
     @classmethod
     def from_storage(
@@ -343,17 +345,34 @@ class StatefulDataLoader(SyncContextManager):
             A RuntimeError: the loader is not open.
         """
         opened = self._require_open()
-        if self._live() is not None:
-            raise InUseError(
-                "this loader has a live iterator: run it to its end, close() it, or drop it before you call iter again"
-            )
+        start = object()
+        try:
+            # Of two threads, or of a signal's handler and what it interrupted, the first one starts.
+            self._starts[start] = FORKS.count
+            if self._first_start() is not start or self._live() is not None:
+                raise InUseError(
+                    "this loader has a live iterator: run it to its end, close() it, or drop it before you call iter "
+                    "again"
+                )
+            iterator = self._started(opened)
+            self._iterator = weakref.ref(iterator)
+        finally:
+            self._starts.pop(start, None)
+        if self._opened is not opened:
+            iterator.close()
+            raise NotOpenError("the loader was closed while an iterator started: open it again")
+        return iterator
+
+    def _started(self, opened: Opened) -> LoaderIterator:
         given = self._arguments
         order = make_order(opened.source.size, given.shuffle, given.seed, self._position.epoch)
         schedule = Schedule(opened.source, order, opened.partition, self._position.offset)
         feed = make_feed(self._options, opened, schedule, self._sharing)
-        iterator = LoaderIterator(self._end_epoch, feed, self._move(), opened.partition, self._position)
-        self._iterator = weakref.ref(iterator)
-        return iterator
+        return LoaderIterator(self._end_epoch, feed, self._move(), opened.partition, self._position)
+
+    def _first_start(self) -> object | None:
+        # Not those of threads that a fork left behind.
+        return next((start for start, forks in list(self._starts.items()) if forks == FORKS.count), None)
 
     def _move(self) -> Callable[[Any], Any] | None:
         """What is done to a batch when it is given; None where there is nothing to do."""
@@ -411,7 +430,7 @@ class StatefulDataLoader(SyncContextManager):
         Before ``open`` the parts that concern the data set are checked at ``open``. A state from the end of an epoch,
         before its ``StopIteration``, continues with the empty rest of that epoch.
         """
-        if self._live() is not None:
+        if self._live() is not None or self._first_start() is not None:
             raise InUseError(
                 "a state cannot be loaded while an iterator is live: run it to its end, or close() it, first"
             )
@@ -451,7 +470,7 @@ class StatefulDataLoader(SyncContextManager):
     def __getstate__(self) -> dict[str, Any]:
         if self._opened is not None:
             raise not_picklable("loader")
-        return {**self.__dict__, "_iterator": None}
+        return {**self.__dict__, "_iterator": None, "_starts": {}}
 
     def _fixed_by_arguments(self) -> Fixed:
         return Fixed(self._arguments.shuffle, self._arguments.shuffle_seed, self._arguments.drop_last)
