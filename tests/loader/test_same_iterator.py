@@ -1,4 +1,4 @@
-"""Who asks for a batch, or closes, while another call takes one from the same iterator: each batch comes once."""
+"""Who asks, starts or closes in the middle of another call: each batch comes once, and no epoch ends before its end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -56,6 +57,13 @@ def acting_at(point: int, act: Callable[[], None]) -> Iterator[Callable[[], bool
     finally:
         sys.setprofile(None)
         signal.signal(signal.SIGUSR1, before)
+
+
+def start_into(started: list[Any], loader: StatefulDataLoader) -> None:
+    try:
+        started.append(iter(loader))
+    except InUseError:
+        started.append(None)
 
 
 def asked_at(point: int, loader: StatefulDataLoader) -> tuple[bool, bool]:
@@ -211,3 +219,88 @@ def test_a_child_may_close_while_its_parents_thread_counted_a_batch() -> None:
         end.set()
         thread.join()
         assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_handler_may_start_at_any_point_of_a_start(way: dict[str, Any]) -> None:
+    """Of the two, one gives the epoch, and the other one is refused."""
+    refused, point, reached = 0, 1, True
+    while reached:
+        started: list[Any] = []
+        with items(way) as loader:
+            with acting_at(point, partial(start_into, started, loader)) as is_reached:
+                start_into(started, loader)
+            reached = is_reached()
+            refused += None in started
+            (iterator,) = (found for found in started if found is not None)
+            assert [sample for batch in iterator for sample in batch] == list(range(SIZE)), f"at point {point}"
+            del started, iterator
+            assert len(list(loader)) == SIZE
+            assert loader.state_dict()["epoch"] == 2
+        point += 1
+    assert refused > 5
+
+
+def test_of_two_threads_that_start_one_is_refused() -> None:
+    """Also while the first one still compiles kernels, or starts its threads."""
+    with items({}) as loader:
+        inside, end = threading.Event(), threading.Event()
+        start = loader._started
+
+        def slow_start(opened: Any) -> Any:
+            inside.set()
+            assert end.wait(30)
+            return start(opened)
+
+        loader._started = slow_start  # type: ignore[method-assign]
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(list(loader)))
+        thread.start()
+        assert inside.wait(30)
+        with pytest.raises(InUseError):
+            iter(loader)
+        with pytest.raises(InUseError):
+            loader.load_state_dict(loader.state_dict())
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            status = 1
+            try:
+                del loader._started
+                status = 0 if list(loader) == [[number] for number in range(SIZE)] else 2
+            finally:
+                os._exit(status)
+        end.set()
+        thread.join()
+        assert os.waitpid(pid, 0)[1] == 0
+        assert found == [[[number] for number in range(SIZE)]]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("when", ["start", "take"])
+def test_an_epoch_whose_loader_is_closed_at_any_point_does_not_seem_over(
+    when: str, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("guideloom._loader.iterator.CLOSE_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("guideloom._loader.loader.CLOSE_TIMEOUT_S", 0.02)
+    closed, point, reached = 0, 1, True
+    while reached:
+        taken: list[int] = []
+        with items(way) as loader:
+            try:
+                with acting_at(point, loader.close) as is_reached:
+                    iterator = iter(loader)
+                    if when == "take":
+                        taken.extend(next(iterator))
+                taken.extend(sample for batch in iterator for sample in batch)
+            except RuntimeError:
+                # Ours, or what the user's reader says that was closed in the midst of a read.
+                closed += 1
+            reached = is_reached()
+            assert loader.state_dict()["epoch"] == (not reached)
+            assert loader.state_dict()["observation_offset"] == len(taken) % SIZE
+        with loader:
+            taken.extend(sample for batch in loader for sample in batch)
+        assert taken == list(range(SIZE)) * (2 - reached), f"at point {point}"
+        point += 1
+    assert closed > 5

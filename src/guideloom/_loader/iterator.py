@@ -44,6 +44,7 @@ class LoaderIterator(Iterator[Any]):
         self._take = feed.take
         self._move = move
         self._position = position
+        self._partition = partition
         self._global_batch_size = partition.global_batch_size
         self._size = partition.size
         self._forks = FORKS.count
@@ -106,6 +107,9 @@ class LoaderIterator(Iterator[Any]):
 
     def _end(self) -> Any:
         with self._counting:
+            if self._partition.num_batches(self._position.offset):
+                # The feed was stopped: an epoch that is cut short must never look like one that is over.
+                self._closed = True
             self._require_open()
             self._exhausted = True
             self._end_epoch()
