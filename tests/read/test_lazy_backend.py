@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from guideloom import DocumentPickleFormat, DocumentStorage, StreamNumpyFormat, StreamStorage
-from guideloom.errors import DataSetNotFoundError, MissingShardError
+from guideloom.errors import CorruptDataError, DataSetNotFoundError, MissingShardError
 from guideloom.testing import BackendConformance
 from guideloom.types import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
 
@@ -69,6 +69,26 @@ class Lazy(IOReaderAbstract):
 class TestLazy(BackendConformance):
     def make_backend(self) -> IOReaderAbstract:
         return Lazy()
+
+
+class Careless(Lazy):
+    """Its readers give less than they were asked for, and do not say so."""
+
+    def sync_reader(self) -> Callable[[PurePath], IOSyncReaderAbstract]:
+        return CarelessReader
+
+    def async_reader(self) -> Callable[[PurePath], IOAsyncReaderAbstract]:
+        return CarelessAsyncReader
+
+
+class CarelessReader(LazyReader):
+    def read(self, offset: int, size: int) -> bytearray:
+        return super().read(offset, size - 1)
+
+
+class CarelessAsyncReader(LazyAsyncReader):
+    async def read(self, offset: int, size: int) -> bytearray:
+        return self.reader.read(offset, size - 1)
 
 
 def streams(folder: Path) -> StreamStorage:
@@ -134,3 +154,15 @@ def test_a_file_that_goes_while_the_data_set_is_open_is_named(
         read_all(storage, way, gone.unlink)
     assert caught.value.path == str(gone)
     assert caught.value.shard == 1
+
+
+def test_a_backend_that_gives_too_little_of_a_sound_manifest_is_named(tmp_path: Path) -> None:
+    with streams(tmp_path).sync_writer() as writer:
+        writer.append(0, {"token": [1, 2, 3]})
+    size = (tmp_path / "manifest.json").stat().st_size
+    said = rf"backend could not give {size} bytes.* read\(\) gave {size - 1} bytes .*manifest\.json"
+    storage = StreamStorage(tmp_path, StreamNumpyFormat(np.dtype([("token", "<u2")])), Careless())
+    with pytest.raises(CorruptDataError, match=said):
+        storage.sync_reader().open()
+    with pytest.raises(CorruptDataError, match=said):
+        asyncio.run(storage.async_reader().open())

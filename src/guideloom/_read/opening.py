@@ -94,7 +94,7 @@ class BackendFolder:
             if isinstance(request, FileSize):
                 return size
             check_limit(request, size, self._directory)
-            return bytes(reader.read(0, size))
+            return whole_file(bytes(reader.read(0, size)), size, request, self._directory)
         finally:
             reader.close()
 
@@ -127,7 +127,7 @@ class AsyncBackendFolder:
             if isinstance(request, FileSize):
                 return size
             check_limit(request, size, self._directory)
-            return bytes(await reader.read(0, size))
+            return whole_file(bytes(await reader.read(0, size)), size, request, self._directory)
         finally:
             await reader.close()
 
@@ -164,6 +164,16 @@ def _range_short(request: ReadRange, directory: PurePath, why: str) -> CorruptDa
         path=directory / request.name,
         offset=request.offset_bytes,
     )
+
+
+def whole_file(data: bytes, size: int, request: ReadFile, directory: PurePath) -> bytes:
+    """Return what was read, unless it is not all: a sound record would look damaged, for what the backend did."""
+    if len(data) != size:
+        raise CorruptDataError(
+            f"the backend could not give {size} bytes, as many as its filesize() says: read() gave {len(data)} bytes",
+            path=directory / request.name,
+        )
+    return data
 
 
 def check_limit(request: ReadFile, size: int, directory: PurePath) -> None:
