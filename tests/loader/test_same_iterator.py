@@ -304,3 +304,32 @@ def test_an_epoch_whose_loader_is_closed_at_any_point_does_not_seem_over(
         assert taken == list(range(SIZE)) * (2 - reached), f"at point {point}"
         point += 1
     assert closed > 5
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_loader_that_was_closed_while_it_started_gives_no_iterator(way: dict[str, Any]) -> None:
+    with items(way) as loader:
+        start = loader._started
+
+        def start_and_close(opened: Any) -> Any:
+            iterator = start(opened)
+            loader.close()
+            return iterator
+
+        loader._started = start_and_close  # type: ignore[method-assign]
+        with pytest.raises(NotOpenError, match="while an iterator started"):
+            iter(loader)
+        assert loader.state_dict()["epoch"] == 0
+
+
+@pytest.mark.parametrize("way", WAYS[1:], ids=str)
+def test_threads_that_were_stopped_are_no_end_of_the_epoch(way: dict[str, Any]) -> None:
+    with items(way) as loader:
+        iterator = iter(loader)
+        taken = [next(iterator)[0] for _ in range(3)]
+        iterator._feed.stop()
+        with pytest.raises(NotOpenError):
+            taken.extend(sample for batch in iterator for sample in batch)
+        assert taken == list(range(len(taken)))
+        assert loader.state_dict()["observation_offset"] == len(taken)
+        assert loader.state_dict()["epoch"] == 0
