@@ -39,11 +39,23 @@ from tests.loader.fakes import HookedDataset, ItemDataset, RowDataset, make_item
         ({"pin_memory": True}, "needs a CUDA device"),
         ({"device": "nowhere"}, "device must be"),
         ({"collate_fn": 3}, "collate_fn must be callable"),
+        ({"shuffle": "false"}, "shuffle must be True or False, found 'false'"),
+        ({"shuffle": 2}, "shuffle must be True or False, found 2"),
+        ({"drop_last": None}, "drop_last must be True or False, found None"),
+        ({"pin_memory": "no"}, "pin_memory must be True or False"),
+        ({"copy_ahead": []}, "copy_ahead must be True or False"),
     ],
 )
 def test_a_bad_argument_is_a_value_error_that_names_it(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_items(**options)
+
+
+def test_flags_may_be_numbers_of_a_configuration() -> None:
+    loader = make_items(shuffle=np.bool_(True), drop_last=0)
+    state = loader.state_dict()
+    assert (state["shuffle"], state["drop_last"]) == (True, False)
+    assert type(state["shuffle"]) is type(state["drop_last"]) is bool
 
 
 def test_a_storage_in_place_of_a_dataset(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from guideloom._base.checks import as_int
 from guideloom._base.errors import ArgumentError
 from guideloom._base.protocols import DatasetAbstract, DocumentStorageAbstract, StreamStorageAbstract
@@ -62,13 +64,13 @@ class Arguments:
             raise ArgumentError(
                 f"rank must be in [0, {numbers['world_size']}), the ranks of this world_size, found {numbers['rank']}"
             )
-        device, pin_memory = bridge.as_device(options["device"]), bool(options["pin_memory"])
+        flags = {name: yes_or_no(name, options[name]) for name in ("shuffle", "drop_last", "pin_memory", "copy_ahead")}
+        device, pin_memory, copy_ahead = bridge.as_device(options["device"]), flags["pin_memory"], flags["copy_ahead"]
         if pin_memory and device.type != "cuda":
             raise ArgumentError(
                 f"pin_memory=True needs a CUDA device, the batches go to {device}: "
                 "pass pin_memory=False, or device='cuda'"
             )
-        copy_ahead = bool(options["copy_ahead"])
         if copy_ahead and not (pin_memory and numbers["prefetch"]):
             raise ArgumentError(
                 f"copy_ahead=True needs pin_memory=True, a CUDA device, and prefetch of at least 1, found "
@@ -79,10 +81,10 @@ class Arguments:
             collate_fn,
             device,
             parallel_method=method,
-            shuffle=bool(options["shuffle"]),
+            shuffle=flags["shuffle"],
             shuffle_seed=None if seed is None else as_int(seed, "shuffle_seed"),
             pin_memory=pin_memory,
-            drop_last=bool(options["drop_last"]),
+            drop_last=flags["drop_last"],
             copy_ahead=copy_ahead,
             **numbers,
         )
@@ -144,6 +146,13 @@ def at_least(name: str, value: int, least: int) -> int:
     if number < least:
         raise ArgumentError(f"{name} must be at least {least}, found {number}")
     return number
+
+
+def yes_or_no(name: str, value: Any) -> bool:
+    """Return ``value`` as a bool, or refuse it: the "false" of a configuration or a command line is true to Python."""
+    if not isinstance(value, bool | int | np.bool_) or value not in (0, 1):
+        raise ArgumentError(f"{name} must be True or False, found {value!r}")
+    return bool(value)
 
 
 _PACKAGE = __name__.rpartition(".")[0] + "."
