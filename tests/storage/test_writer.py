@@ -109,6 +109,26 @@ def test_documents_beside_the_bounds_of_the_buffers(
     assert shards_of(folder, opened("document", folder)) == [expected]
 
 
+def test_offsets_are_written_out_less_often_than_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: dict[str, int] = {"offsets": 0, "payload": 0}
+
+    def count(step: str, path: str) -> None:
+        if step == "write" and not path.endswith("record"):
+            writes[path.rpartition(".")[2]] += 1
+
+    expected = [b"%05d" % index * 100 for index in range(1000)]
+    with DocumentWriter(tmp_path, Raw()) as opened_writer:
+        opened_writer.create(0)
+        opened_writer._buffer_limit = 4096
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "before", count)
+            for document in expected:
+                opened_writer.append(0, document)
+    assert writes["payload"] >= 1000 * 500 / 4096
+    assert 10 < writes["offsets"] <= 1000 * 8 / (4096 / 16) + 1
+    assert shards_of(tmp_path, opened("document", tmp_path)) == [expected]
+
+
 def test_checksums_are_those_of_the_blocks(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pieces = [rng.integers(0, 1 << 30, size, dtype=np.int32) for size in (10, 262_144, 100_000, 5, 700_000)]

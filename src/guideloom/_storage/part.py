@@ -29,6 +29,7 @@ class OpenPart(ABC):
     descriptors : Descriptors
     """
 
+    count = 0
     spans = 0
     stride = 0
 
@@ -36,7 +37,6 @@ class OpenPart(ABC):
         self.shard = shard
         self.part = part
         self.replaces = replaces
-        self.count = 0
         self.files = {role: PartFile(f"{prefix}{shard:07d}.{role}", descriptors) for role in self.roles()}
 
     @staticmethod
@@ -109,6 +109,16 @@ class DocumentPart(OpenPart):
         self.room = 0
         self.has_start = False
         self._end = 0
+        self._num_flushed = 0
+
+    @property
+    def count(self) -> int:
+        # Worked out: to count each document costs more than to note its size.
+        return self._num_flushed + len(self.sizes)
+
+    @count.setter
+    def count(self, number: int) -> None:
+        self._num_flushed = number - len(self.sizes)
 
     @staticmethod
     def roles() -> tuple[str, ...]:
@@ -116,6 +126,11 @@ class DocumentPart(OpenPart):
 
     def flush(self) -> None:
         self.payload.flush()
+        self.flush_offsets()
+        self.room = 0
+
+    def flush_offsets(self) -> None:
+        """Write the offsets out, and leave the payloads where they are."""
         start = 0 if self.has_start else 1
         offsets = np.full(start + len(self.sizes), self._end, "<i8")
         offsets[start:] += np.cumsum(np.array(self.sizes, np.int64))
@@ -123,7 +138,7 @@ class DocumentPart(OpenPart):
         if offsets.size:
             self._end = int(offsets[-1])
         self.has_start = True
-        self.room = 0
+        self._num_flushed += len(self.sizes)
         del self.sizes[:]
 
 

@@ -31,6 +31,8 @@ from guideloom._storage.partfile import PartFile
 from guideloom._storage.session import WriterSession
 
 _OFFSET_BYTES = 8
+_OFFSETS_SHARE = 16
+"""Offsets are written out when they take one part in so many of the buffers, and not with each buffer of payloads."""
 
 
 class StreamWriter(WriterSession[StreamPart], StreamStorageSyncWriterAbstract):
@@ -124,7 +126,6 @@ class DocumentWriter(WriterSession[DocumentPart], DocumentStorageSyncWriterAbstr
                 room = self._add_where_full(part, encoded)
             part.sizes.append(size)
             part.room = room
-            part.count += 1
         except BaseException as error:
             if part is not None:
                 self._append_failed(part, is_new, error)
@@ -139,8 +140,10 @@ class DocumentWriter(WriterSession[DocumentPart], DocumentStorageSyncWriterAbstr
     def _add_where_full(self, part: DocumentPart, encoded: UserBufferTypes) -> int:
         """Write out what the buffers cannot hold besides a document, add it, and return the room that it leaves."""
         limit = self._buffer_limit
-        if part.payload.pending or len(part.sizes) * _OFFSET_BYTES >= limit:
-            part.flush()
+        if part.payload.pending:
+            part.payload.flush()
+        if len(part.sizes) * _OFFSET_BYTES >= limit // _OFFSETS_SHARE:
+            part.flush_offsets()
         left = limit - (len(part.sizes) + 1) * _OFFSET_BYTES
         if len(encoded) > left:
             part.payload.write(memoryview(encoded))
