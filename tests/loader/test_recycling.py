@@ -127,6 +127,34 @@ def test_memory_stays_while_a_view_of_it_is_left(view: int) -> None:
     assert address(recycler.empty(SHAPE, I4)) == at
 
 
+def test_memory_stays_while_finalisers_of_a_cycle_may_use_it() -> None:
+    """Also its last owner itself, which the collector knows, and takes for gone before the finalisers run."""
+    recycler = Recycler()
+    found: list[Any] = []
+
+    class Late:
+        def __init__(self, owner: Any) -> None:
+            self.owner, self.myself = owner, self
+
+        def __del__(self) -> None:
+            array = recycler.empty(SHAPE, I4)
+            array[...] = 2
+            found.extend((self.owner, array))
+
+    array = recycler.empty(SHAPE, I4)
+    array[...] = 1
+    at = address(array)
+    late = Late(ends_of(array)[-1])
+    assert gc.is_tracked(late.owner)
+    del array, late
+    gc.collect()
+    assert set((ctypes.c_int32 * (SHAPE[0] * SHAPE[1])).from_buffer(found[0])) == {1}
+    assert address(found[1]) != at
+    found.clear()
+    gc.collect()
+    assert at in [address(kept) for kept in [recycler.empty(SHAPE, I4) for _ in range(2)]]
+
+
 def test_small_arrays_and_objects_are_ordinary_ones() -> None:
     recycler = Recycler()
     assert recycler.empty((3,), I4).flags.owndata

@@ -25,6 +25,7 @@ MAX_KEPT, MAX_KEPT_BYTES = 16, 1 << 28
 """Pieces of one size, and bytes of all, that are kept for use again, those in use among them; two of a size anyway."""
 
 _STEPS = 8
+_UINT8 = np.dtype(np.uint8)
 
 
 class Recycler:
@@ -59,8 +60,11 @@ class Recycler:
             piece = np.empty(shelf.size, np.uint8).data
         # Whoever keeps the memory alive, be it by way of ``base`` to its end, keeps the cover: it is made anew for each
         # array, and once it is gone the piece is free. It holds the piece, so that an array may outlive all of this.
-        cover: Any = shelf.cover.from_buffer(piece)
-        loan = _Loan(cover)
+        # What is watched is a mark that only the cover holds: to weak references a cover in a cycle is gone before the
+        # finalisers of that cycle run, which may still use it; not so an array, which the collector does not know.
+        mark: Any = np.ndarray(shelf.size, _UINT8, piece)
+        cover: Any = shelf.cover.from_buffer(mark)
+        loan = _Loan(mark)
         loan.piece = piece
         shelf.loans.append(loan)
         return np.ndarray(shape, dtype, cover)
@@ -95,7 +99,7 @@ class Recycler:
 
 
 class _Loan(weakref.ref[Any]):
-    """A piece, in use as long as the cover of it is there.
+    """A piece, in use as long as the mark is there that its cover holds.
 
     No callback says when it is gone: what a signal's handler raises would be lost in one.
     """
