@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from guideloom._base.errors import CorruptDataError, MissingShardError, NotOpenError
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
+from guideloom._kernels import gather as gather_module
 from guideloom._kernels.gather import gather_mapped, populate_cached
 from guideloom._kernels.jit import jit_disabled
 from guideloom._kernels.status import STATUS_SIZE
@@ -298,7 +299,11 @@ def test_a_status_too_short_for_what_the_system_writes_is_refused() -> None:
         )
 
 
-def test_the_pages_of_a_map_that_are_in_the_page_cache_are_made_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1 << 16, 300, 299, 7, 1])
+def test_the_pages_of_a_map_that_are_in_the_page_cache_are_made_at_once(
+    tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gather_module, "_PAGES_AT_ONCE", at_once)
     num_bytes = 300 * mmap.PAGESIZE
     (tmp_path / "file").write_bytes(bytes(num_bytes))
     with (tmp_path / "file").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as area:

@@ -197,17 +197,25 @@ def advise_maps() -> Any:
     return native.advise_maps
 
 
-def _populate_cached_numpy(address: int, nbytes: int) -> int:
-    """Twin of :func:`populate_cached`: it may always be left out."""
+def _populate_cached_numpy(address: int, nbytes: int, room: U8) -> int:
+    """Twin of :func:`_populate_cached`: it may always be left out."""
     return 0
 
 
-@kernel("int64(int64, int64)", twin=_populate_cached_numpy, build=True)
-def populate_cached() -> Any:
-    """Fill the page table of a map for what is in the page cache; reads nothing from a device.
-
-    ``(address, nbytes)``; returns the bytes now mapped. Saves a page fault for every 64 KiB that is touched first.
-    """
+@kernel("int64(int64, int64, uint8[::1])", twin=_populate_cached_numpy, build=True)
+def _populate_cached() -> Any:
+    """Fill a page table: see :func:`populate_cached`. ``(address, nbytes, room)``: a byte for each of some pages."""
     from guideloom._kernels import native
 
     return native.populate_cached
+
+
+_PAGES_AT_ONCE = 1 << 16
+
+
+def populate_cached(address: int, nbytes: int) -> int:
+    """Fill the page table of a map for what is in the page cache; reads nothing from a device.
+
+    Returns the bytes now mapped. Saves a page fault for every 64 KiB that is touched first.
+    """
+    return int(_populate_cached(address, nbytes, np.empty(_PAGES_AT_ONCE, np.uint8)))

@@ -292,37 +292,40 @@ def gather_pread(fds, file, src, dst, nbytes, lo, hi, out, shift, status):
 LEAST_PROBES, MOST_PROBES, PAGES_A_PROBE = 8, 64, 256
 
 
+load_uint8 = _load_of(types.uint8)
+
+
 @inner
-def _seems_cached(address, pages):
+def _seems_cached(address, pages, resident):
     """Whether at least one of some pages, evenly spread, is in the page cache."""
-    resident = np.zeros(1, np.uint8)
     probes = min(MOST_PROBES, max(LEAST_PROBES, pages // PAGES_A_PROBE))
     for page in range(0, pages, max(1, pages // probes)):
-        if mincore(address + page * PAGE_BYTES, 1, resident.ctypes.data) == 0 and resident[0] & 1 == 1:
+        if mincore(address + page * PAGE_BYTES, 1, resident) == 0 and load_uint8(resident) & 1 == 1:
             return True
     return False
 
 
-def populate_cached(address, nbytes):
+def populate_cached(address, nbytes, room):
     pages = (nbytes + PAGE_BYTES - 1) // PAGE_BYTES
-    if not _seems_cached(address, pages):
-        return 0
-    resident = np.zeros(pages, np.uint8)
-    if mincore(address, nbytes, resident.ctypes.data) != 0:
+    resident = address_of(room)
+    if room.size == 0 or not _seems_cached(address, pages, resident):
         return 0
     populated = 0
-    first = 0
-    while first < pages:
-        if resident[first] & 1 == 0:
-            first += 1
-            continue
-        end = first + 1
-        while end < pages and resident[end] & 1 == 1:
-            end += 1
-        if madvise(address + first * PAGE_BYTES, (end - first) * PAGE_BYTES, np.int32(POPULATE_READ)) != 0:
+    for begin in range(0, pages, room.size):
+        part = min(room.size, pages - begin)
+        if mincore(address + begin * PAGE_BYTES, part * PAGE_BYTES, resident) != 0:
             return populated
-        populated += (end - first) * PAGE_BYTES
-        first = end
+        first = 0
+        while first < part:
+            end = first
+            while end < part and load_uint8(resident + end) & 1 == 1:
+                end += 1
+            nbytes = (end - first) * PAGE_BYTES
+            if nbytes > 0:
+                if madvise(address + (begin + first) * PAGE_BYTES, nbytes, np.int32(POPULATE_READ)) != 0:
+                    return populated
+                populated += nbytes
+            first = end + 1
     return populated
 
 
