@@ -333,3 +333,30 @@ def test_threads_that_were_stopped_are_no_end_of_the_epoch(way: dict[str, Any]) 
         assert taken == list(range(len(taken)))
         assert loader.state_dict()["observation_offset"] == len(taken)
         assert loader.state_dict()["epoch"] == 0
+
+
+def test_a_child_that_closes_the_loader_closes_the_reader() -> None:
+    """Also where its parent's threads still read: they do not exist in the child."""
+    dataset = HookedDataset(SIZE, gate := Gate([1]))
+    with StatefulDataLoader(dataset, list, device="cpu", prefetch=2) as loader:
+        iterator = iter(loader)
+        assert gate.reached.wait(30)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            status = 1
+            try:
+                gate.closed_for.clear()
+                child_iterator = iter(loader)
+                next(child_iterator)
+                child_iterator.close()
+                assert dataset.closed == 0
+                loader.close()
+                status = 0 if dataset.closed == 1 else 2
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        gate.opened.set()
+        assert len(list(iterator)) == SIZE
+        assert dataset.closed == 0
+    assert dataset.closed == 1

@@ -23,6 +23,8 @@ from guideloom._plan.partition import Partition
 CLOSE_TIMEOUT_S = 0.9
 """How long a close waits for running reads; they then end on their own."""
 
+_LOADER = -1
+
 
 class LoaderIterator(Iterator[Any]):
     """The rest of one epoch; a context manager that closes itself.
@@ -175,21 +177,22 @@ class Opened:
         self.feeds: Feeds = Feeds()
         self.workers = Workers()
         self.memory = Recycler()
-        self._users = 1
-        self._lock = threading.Lock()
+        # The loader, and above it the process of each feed. Changed in single steps, and no lock, which a fork might
+        # find held by a thread that it leaves behind.
+        self._users = [_LOADER]
 
     def lend(self, feed: Feed) -> None:
         """Keep the reader open until ``feed`` has called ``release``."""
-        with self._lock:
-            self._users += 1
+        self._users.append(FORKS.count)
         self.feeds.append(feed)
 
     def release(self) -> None:
         """Give up the reader."""
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
-        if last:
+        user = self._users.pop()
+        while user not in (_LOADER, FORKS.count):
+            # A feed that a fork left behind: nobody else will release it.
+            user = self._users.pop()
+        if user == _LOADER:
             self.reader.close()
 
     def end_workers(self) -> None:
