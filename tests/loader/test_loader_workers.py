@@ -470,3 +470,29 @@ def test_a_forked_child_that_ends_leaves_the_workers_to_its_parent() -> None:
     )
     assert (program.returncode, program.stderr) == (0, "")
     assert program.stdout.splitlines() == ["39", "0 39 True"]
+
+
+@pytest.mark.parametrize("num_dead", [1, 2])
+@pytest.mark.parametrize("prefetch", [2, 4])
+@pytest.mark.usefixtures("_patient")
+def test_a_worker_that_dies_before_its_first_batch_is_an_error_there(
+    num_dead: int, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found dead when the batch is given to it, not when its pipe is looked at: the others owe nothing then."""
+    send, killed = workers.Worker.send, []
+
+    def send_to_the_dead(worker: workers.Worker, *command: Any) -> None:
+        if len(killed) < num_dead and worker not in killed:
+            killed.append(worker)
+            worker.process.kill()
+            worker.process.join()
+        send(worker, *command)
+
+    with marked(20, prefetch=prefetch) as loader:
+        monkeypatch.setattr(workers.Worker, "send", send_to_the_dead)
+        with pytest.raises(RuntimeError, match=r"killed by signal 9.*before it gave batch 0"):
+            list(loader)
+        assert len(killed) == num_dead
+        assert loader.state_dict()["observation_offset"] == 0
+        monkeypatch.setattr(workers.Worker, "send", send)
+        assert epoch(loader)[1] == [[number] for number in range(20)]

@@ -167,12 +167,9 @@ class ProcessFeed:
         head = 0
         while not self._stopped and head < self._total:
             self._assign()
-            waiting = {worker.connection: worker for worker in self._workers}
-            for found in wait([*waiting, self._woken]):
-                if found is self._woken:
-                    self._woken.recv_bytes()
-                else:
-                    self._receive(waiting[found])  # type: ignore[index]
+            # One that was found dead when it was given a batch has left an error in its place: nobody wakes us then.
+            if head not in self._results:
+                self._wait()
             while head in self._results and not self._stopped:
                 item = self._results.pop(head)
                 head += 1
@@ -182,8 +179,17 @@ class ProcessFeed:
                 if type(item) is Failure:
                     return
 
+    def _wait(self) -> None:
+        """Wait for answers of workers, or to be woken."""
+        waiting = {worker.connection: worker for worker in self._workers}
+        for found in wait([*waiting, self._woken]):
+            if found is self._woken:
+                self._woken.recv_bytes()
+            else:
+                self._receive(waiting[found])  # type: ignore[index]
+
     def _assign(self) -> None:
-        while True:
+        while self._workers:
             worker = min(self._workers, key=lambda worker: len(worker.assigned))
             if len(worker.assigned) >= _COMMANDS_A_WORKER:
                 return
