@@ -21,8 +21,11 @@ from guideloom import (
     StreamNumpyFormat,
     StreamStorage,
 )
+from guideloom._kernels.desk import gather_helped
+from guideloom._kernels.jit import Kernel
+from guideloom._kernels.spin import hand_over
 from guideloom._kernels.status import ACTIVE, BUSY, WATCHERS
-from guideloom._loader import outbox, pipeline
+from guideloom._loader import outbox
 from guideloom._read import files
 from guideloom.io import MmapIO, PosixPreadIO
 
@@ -48,7 +51,6 @@ def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     spy_on("gather_helped")
     monkeypatch.setattr(outbox, "WATCHES", True)
-    monkeypatch.setattr(pipeline, "WATCHES", True)
     return names
 
 
@@ -59,6 +61,34 @@ def stream(folder: Path, backend: type) -> StreamStorage:
             for shard in range(3):
                 writer.append(shard, {"token": np.arange(shard, WINDOWS * LENGTH, 3, dtype=np.uint32)})
     return storage
+
+
+def test_a_first_batch_does_not_wait_for_kernels_that_only_waiting_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = threading.Event()
+    came_before: list[bool] = []
+
+    def hold_back(kernel: Kernel[Any]) -> None:
+        load = kernel.get
+
+        def get() -> Any:
+            came_before.append(came.wait(30))
+            return load()
+
+        monkeypatch.setattr(kernel, "compiled", None)  # as in a process that has not used it
+        monkeypatch.setattr(kernel, "get", get)
+
+    hold_back(hand_over)
+    hold_back(gather_helped)
+    monkeypatch.setattr(outbox, "WATCHES", True)
+    dataset = StreamDataset(stream(tmp_path / "data", MmapIO), LENGTH)
+    with StatefulDataLoader(dataset, None, local_batch_size=BATCH, prefetch=3, device=torch.device("cpu")) as loader:
+        batches = iter(loader)
+        first = next(batches)["token"]
+        came.set()
+        assert sum(len(batch["token"]) for batch in batches) + len(first) == WINDOWS
+    assert came_before == [True, True]
 
 
 @pytest.mark.parametrize(("backend", "dtype"), [(MmapIO, None), (PosixPreadIO, None), (PosixPreadIO, "int64")])

@@ -24,6 +24,7 @@ class Producer:
         self.away_s = away_s
         self.sleeper = Sleeper()
         self.outbox = Outbox(window, total, self.on_room, hands_over)
+        self.outbox.prepare()
         self.total = total
         self.waits = False
         self.most_ready = 0

@@ -211,7 +211,7 @@ class Outbox:
         Called by the caller's thread, with ``mutex`` held, when ``starved`` is set and there is room again; returns who
         is to be woken.
     hands_over : bool
-        Whether who makes batches calls ``hand_over`` before it waits for room.
+        Whether who makes batches calls ``hand_over`` before it waits for room, and ``prepare`` in time.
     desk : int64 array
         Where a waiting caller finds gathers to help with.
 
@@ -225,6 +225,8 @@ class Outbox:
         Batches that the caller took.
     begun : int
         Batches that were begun; kept by the feed.
+    hands_over : bool
+        Whether a thread that waits watches first: not before ``prepare``, unless an earlier outbox was prepared.
     starved : bool
         Set by the feed when it finds ``begun == limit``.
     stopped : bool
@@ -237,8 +239,9 @@ class Outbox:
     __slots__ = (
         "_asking",
         "_caller",
-        "_hands_over",
         "_hold",
+        "_kernels",
+        "_may_hand_over",
         "_on_room",
         "_put",
         "_put_at",
@@ -247,6 +250,7 @@ class Outbox:
         "_waiting",
         "ahead",
         "begun",
+        "hands_over",
         "mutex",
         "parked",
         "resting",
@@ -269,11 +273,9 @@ class Outbox:
         self.starved = False
         self.stopped = False
         self.ahead = window
-        self._hands_over = hands_over and WATCHES
-        if self._hands_over:
-            hand_over.get()  # not in the middle of an epoch
-            if desk.size:
-                gather_helped.get()
+        self._may_hand_over = hands_over and WATCHES
+        self._kernels = (hand_over, gather_helped) if desk.size else (hand_over,)
+        self.hands_over = self._may_hand_over and all(kernel.compiled is not None for kernel in self._kernels)
         self._total = total
         self._on_room = on_room
         self._ready: deque[Any] = deque()
@@ -320,7 +322,7 @@ class Outbox:
         """
         # The first batch is worth a wake of its own.
         hold = self.taken > 0
-        watch = self._hands_over
+        watch = self.hands_over
         item: Any = None
         while True:
             with self.mutex:
@@ -393,12 +395,23 @@ class Outbox:
         self.starved = False
         return producer
 
+    def prepare(self) -> None:
+        """Compile, or load, what handing over takes.
+
+        To be called by the thread that makes batches, once the caller has some: on a machine's first use it takes
+        longer than all else before the first batch, and can as well be done beside a first step of training.
+        """
+        if self._may_hand_over and not self.hands_over:
+            for kernel in self._kernels:
+                kernel.get()
+            self.hands_over = True
+
     def hand_over(self, producer: Sleeper) -> bool:
         """Wake a caller that watches, now that all room is taken, and watch for room; False where none is waiting.
 
         To be called by the thread that makes batches before it sleeps, without the mutex.
         """
-        if not (self._hands_over and self._waiting and self._ready):
+        if not (self.hands_over and self._waiting and self._ready):
             # A caller that is busy will be so for longer than it pays to watch.
             return False
         producer.watch(self._caller, _PRODUCER_TURNS)
@@ -407,7 +420,7 @@ class Outbox:
     def wait_for_room(self, producer: Sleeper, away_s: float) -> None:
         """Wait for room, or a wake, while the caller is away, for ``away_s`` as a rule; without the mutex."""
         interval_s = min(away_s / 2, _LONGEST_NAP_S)
-        if not self._hands_over or away_s < _SHORTEST_AWAY_S or not producer.nap(self.mutex, interval_s):
+        if not self.hands_over or away_s < _SHORTEST_AWAY_S or not producer.nap(self.mutex, interval_s):
             producer.sleep()
 
     def retire(self, abandoned: bool) -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from guideloom._base.forks import FORKS
 from guideloom._base.interrupts import interrupts_later
-from guideloom._loader.outbox import PARKED, WATCHES, Failure, Outbox, Pace, Sleeper
+from guideloom._loader.outbox import PARKED, Failure, Outbox, Pace, Sleeper
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import EndOfEpoch, Feed, Schedule, Work
 
@@ -387,12 +387,15 @@ class ThreadFeed:
                 # Nothing that was read ahead is of use any more.
                 self.stop_reading()
                 return
+            if self._next >= self._prefetch:
+                self._outbox.prepare()
             del item
 
     def _help_caller(self) -> None:
         """Help the caller to read, as long as it makes its batches itself."""
+        self._outbox.prepare()
         while self._outbox.parked and not self._stopped:
-            helped = WATCHES and self._parking.watch(None, _HELPER_TURNS)
+            helped = self._outbox.hands_over and self._parking.watch(None, _HELPER_TURNS)
             # The watch may have used up the wake that came with a change.
             if not helped and self._outbox.parked and not self._stopped:
                 self._parking.sleep()
