@@ -160,6 +160,21 @@ def test_a_seed_without_shuffle_is_logged_once_and_is_no_warning(caplog: pytest.
     assert not caplog.records
 
 
+def test_processes_that_were_launched_together_and_do_not_share_are_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for launched in (None, "1", "", "two"):
+        if launched is not None:
+            monkeypatch.setenv("WORLD_SIZE", launched)
+        make_items(4)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    make_items(4, rank=0, world_size=2)
+    assert not caplog.records
+    make_items(4)
+    (record,) = caplog.records
+    assert "each of these processes gets all batches" in record.getMessage()
+
+
 def test_devices() -> None:
     assert make_items(device="cpu").device == torch.device("cpu")
     assert StatefulDataLoader(ItemDataset(), list, device=None).device == StatefulDataLoader.get_default_device()

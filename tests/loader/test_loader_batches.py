@@ -125,6 +125,29 @@ def test_a_rank_without_samples_in_the_last_batch_collates_nothing(way: dict[str
     assert got == [[[0, 3], [6]], [[1, 4], []], [[2, 5], []]]
 
 
+@pytest.mark.parametrize(
+    "way", [{}, {"prefetch": 2}, {"num_workers": 1, "prefetch": 1, "parallel_method": "process"}], ids=str
+)
+def test_a_collate_fn_that_takes_no_empty_list_is_told_why_it_gets_one(way: dict[str, Any]) -> None:
+    for rank in (0, 2):
+        loader = make_rows(7, collate_fn=np.stack, local_batch_size=2, rank=rank, world_size=3, drop_last=False, **way)
+        with loader:
+            batches = iter(loader)
+            next(batches)
+            if rank == 0:
+                assert next(batches).shape == (1, 2)
+                continue
+            with pytest.raises(ValueError, match="need at least one array") as caught:
+                next(batches)
+            assert "this rank has no part of the last batch" in "".join(caught.value.__notes__)
+    with (
+        make_rows(7, collate_fn=lambda rows: [][len(rows)], local_batch_size=2) as loader,
+        pytest.raises(IndexError) as caught_full,
+    ):
+        next(iter(loader))
+    assert "no part of" not in "".join(getattr(caught_full.value, "__notes__", []))
+
+
 def test_a_numeric_batch_may_be_empty_too() -> None:
     loader = make_rows(7, collate_fn=None, local_batch_size=2, rank=2, world_size=3, drop_last=False)
     with loader:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +236,36 @@ def test_a_forked_child_leaves_the_writer_to_its_parent(kind: Any, tmp_path: Pat
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
         session_of_parent.append(0, record_of(kind, 3))
     assert shards_of(tmp_path, opened(kind, tmp_path)) == [written(kind, [1, 3])]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_writer_that_is_dropped_says_that_its_work_is_lost(kind: Any, tmp_path: Path) -> None:
+    dropped = writer(kind, tmp_path)
+    dropped.open()
+    dropped.append(0, record_of(kind, 1))
+    dropped.append(3, record_of(kind, 1))
+    child = os.fork()
+    if child == 0:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                del dropped
+        os._exit(bool(said.getvalue()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.warns(UserWarning, match=r"dropped without close.*\(shards begun: 2\).*with block"):
+        del dropped
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for end in ("abandon", "close"):
+            ended = writer(kind, tmp_path)
+            ended.open()
+            ended.append(0, record_of(kind, 1))
+            getattr(ended, end)()
+            del ended
+        untouched = writer(kind, tmp_path)
+        untouched.open()
+        del untouched
+    assert shards_of(tmp_path, opened(kind, tmp_path)) == [written(kind, [1])]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -104,6 +105,13 @@ class Arguments:
                 "shuffle_seed=%d changes nothing with shuffle=False, batches come in the order of the data set: "
                 "pass shuffle=True, or leave shuffle_seed out",
                 self.shuffle_seed,
+            )
+        launched = os.environ.get("WORLD_SIZE", "1")
+        if self.world_size == 1 and launched.isdecimal() and int(launched) > 1:
+            LOGGER.warning(
+                "world_size is 1, and the environment's WORLD_SIZE %s: each of these processes gets all batches, the "
+                "same ones; if they are to share them, pass rank and world_size",
+                launched,
             )
         ahead = self.prefetch * self.local_batch_size
         if ahead < self.num_workers:

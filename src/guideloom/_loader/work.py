@@ -93,6 +93,18 @@ class Schedule:
         return self._source.prepare(self.order.positions_to_indexes(start, stride, count * num_batches))
 
 
+def collated(collate_fn: CollateFn, samples: list[Any]) -> Any:
+    """Return the user's batch of samples; an error over none of them says where that comes from."""
+    try:
+        return collate_fn(samples)
+    except Exception as error:
+        if not samples:
+            error.add_note(
+                "collate_fn was given an empty list: with drop_last=False this rank has no part of the last batch"
+            )
+        raise
+
+
 class Work(Protocol):
     """How a batch is made; both steps may run in any thread."""
 
@@ -138,7 +150,7 @@ class SampleWork:
 
     def finish(self, parts: list[Any]) -> Any:
         samples = parts[0] if len(parts) == 1 else [sample for part in parts for sample in part]
-        batch = self._collate_fn(samples)
+        batch = collated(self._collate_fn, samples)
         return batch if self._pin is None else self._pin(batch)
 
 

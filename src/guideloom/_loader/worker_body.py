@@ -22,7 +22,7 @@ import numpy as np
 from guideloom._base.errors import ArgumentError
 from guideloom._base.protocols import DatasetAbstract
 from guideloom._dataset.source import BatchSource, source_of
-from guideloom._loader.work import CollateFn
+from guideloom._loader.work import CollateFn, collated
 from guideloom._plan.order import Order
 from guideloom._storage.catalog import Catalog
 
@@ -136,7 +136,7 @@ def _make(source: BatchSource, order: Order, collate_fn: CollateFn | None, posit
     count = positions[2]
     if collate_fn is None:
         return source.arrays(prepared, 0, count, np.empty)
-    return collate_fn(source.samples(prepared, 0, count))
+    return collated(collate_fn, source.samples(prepared, 0, count))
 
 
 def _pack(batch: Any) -> tuple[bytes, list[memoryview]]:

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
@@ -422,6 +423,17 @@ class WriterSession(Generic[PartT]):
         begun = self._part_class(shard, number, replaces, self._temporary_prefix(), self._descriptors)
         self._parts[shard] = begun
         return begun
+
+    def __del__(self) -> None:
+        # Of a writer that was never made, nothing is there; of one that a fork copied, the parent still has the parts.
+        parts = getattr(self, "_parts", None)
+        if parts and self._pid == os.getpid():
+            warnings.warn(
+                f"a writer of {self._folder} was dropped without close, and what it appended is lost "
+                f"(shards begun: {len(parts)}): use it in a with block, or call close()",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _forget_parts(self) -> None:
         # A thread that the fork left behind may hold it.
