@@ -62,6 +62,21 @@ def test_every_start_method(method: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [batch[:, 0].tolist() for batch in batches] == [[30 * n, 30 * n + 10, 30 * n + 20] for n in range(4)]
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_who_gives_a_process_what_cannot_be_pickled_is_told_what_to_do(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = multiprocessing.get_context(method)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: context)
+    with make_rows(12, collate_fn=lambda samples: len(samples), local_batch_size=3, **WAY) as loader:
+        if method == "fork":
+            assert list(loader) == [3, 3, 3, 3]
+        else:
+            with pytest.raises((pickle.PicklingError, AttributeError)) as caught:
+                iter(loader)
+            assert 'at the top level of a module, or pass parallel_method="thread"' in caught.value.__notes__[0]
+
+
 def fail_with(error: BaseException, samples: list[int]) -> Any:
     if samples == [3]:
         raise error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import os
+import pickle
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -37,6 +38,10 @@ def _leave_to_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+_PICKLING_ERRORS = (pickle.PicklingError, AttributeError, TypeError)
+"""What Python raises for an object that cannot be pickled, by its type."""
 
 
 class Worker:
@@ -71,7 +76,12 @@ class Worker:
             )
             _STARTED.add(self)
             self.process.start()
-        except BaseException:
+        except BaseException as error:
+            if context.get_start_method() != "fork" and isinstance(error, _PICKLING_ERRORS):
+                error.add_note(
+                    "worker processes that are not forked get data set, format and collate_fn pickled: define "
+                    'functions and classes at the top level of a module, or pass parallel_method="thread"'
+                )
             self.close()
             raise
         finally:
