@@ -4,7 +4,7 @@
     ├── ArgumentError                  ValueError           a bad argument of the caller
     ├── OutOfRangeError                IndexError           an index outside what exists
     ├── NotOpenError                   RuntimeError         used before open() or after close()
-    ├── InUseError                     RuntimeError         a second iterator, or a load, while one is live
+    ├── InUseError                     RuntimeError         what would disturb what is open, live or under way
     ├── PackError                      ValueError           a record that the format cannot store
     ├── DataSetError
     │   ├── DataSetNotFoundError       FileNotFoundError    no data set at this path
@@ -117,7 +117,11 @@ class NotOpenError(GuideLoomError, RuntimeError):
 
 
 class InUseError(GuideLoomError, RuntimeError):
-    """A second iterator, or a load of a state, while an iterator is live."""
+    """What cannot be done in the midst of something else.
+
+    A second open; a second iterator, or a load of a state, while an iterator is live or starts; a batch that a signal's
+    handler asks for while its thread takes one; a writer that a forked child uses.
+    """
 
 
 class PackError(GuideLoomError, ValueError):

@@ -59,9 +59,8 @@ class MmapIO(IOReaderAbstract):
     """Maps each file read-only.
 
     The fastest on data in the page cache of a local disk. A file that another program *shrinks* while it is mapped
-    kills the process
-    with SIGBUS when the lost part is touched; :class:`PosixPreadIO` gives an error instead. Pages in the cache count
-    in the process's resident memory: that is not a leak.
+    kills the process with SIGBUS when the lost part is touched; :class:`PosixPreadIO` gives an error instead. Pages in
+    the cache count in the process's resident memory: that is not a leak.
 
     Parameters
     ----------

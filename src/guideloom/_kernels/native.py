@@ -1,10 +1,8 @@
 """Sources of the kernels that work on raw addresses; imported only to be compiled.
 
 libc's ``pread`` and ``memcpy`` are bound by symbol (``numba.types.ExternalFunction``): no pointer is baked into the
-code, so a compiled
-kernel can be cached on disk, and the calls run without the GIL. They must be globals of this module: a closure over
-them
-would miss the cache each time.
+code, so a compiled kernel can be cached on disk, and the calls run without the GIL. They must be globals of this
+module: a closure over them would miss the cache each time.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, attr-defined, call-overload, call-arg, var-annotated"
 
@@ -115,8 +113,9 @@ def pointer_to(element):
 words_at = pointer_to(types.int64)
 """Make an address one of 64-bit words, to be indexed without checks."""
 
-# Functions that only kernels call take whole numbers alone, arrays as addresses, and have no ways in from Python and C:
-# they compile in a fraction of the time, which the first batch on a machine waits for.
+# Functions that only kernels call have no ways in from Python and C, and take whole numbers alone, arrays as addresses
+# (but for one that asks arrays how long they are): they compile in a fraction of the time, which the first batch on a
+# machine waits for.
 inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 # Runs between the one that is copied and the one that is fetched; of that one so many lines of so many pages.

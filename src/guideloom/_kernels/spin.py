@@ -28,11 +28,10 @@ def _hand_over_numpy(theirs: I64, mine: I64, most: int, longest_ns: int, desk: I
 def hand_over() -> Any:
     """Set ``theirs[0]``, then watch ``mine[0]`` for at most ``most`` turns, helping with gathers meanwhile.
 
-    ``(theirs int64[1], mine int64[1], most, longest_ns, desk int64[DESK_SIZE] or [0], status
-    int64[STATUS_SIZE])``; returns how many gathers, laid
-    out on the desk, it took part in. Each turn offers the processor to whoever wants it: that takes half a microsecond,
-    or milliseconds where another process does, so no turn begins after ``longest_ns``. Runs without the interpreter
-    lock, which the other thread can thus take at once.
+    ``(theirs int64[1], mine int64[1], most, longest_ns, desk int64[DESK_SIZE] or [0], status int64[STATUS_SIZE])``;
+    returns how many gathers, laid out on the desk, it took part in. Each turn offers the processor to whoever wants it:
+    that takes half a microsecond, or milliseconds where another process does, so no turn begins after ``longest_ns``.
+    Runs without the interpreter lock, which the other thread can thus take at once.
     """
     from guideloom._kernels import native_desk
 

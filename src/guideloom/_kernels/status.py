@@ -15,7 +15,8 @@ WAITED = -2
 """As ``DONE``, and ``status[BLOCKS]`` or ``status[WAITS]`` is not 0."""
 
 UNMEASURED = 5
-"""``status[UNMEASURED]``: 1 before the call spares the kernel two calls of the system; BLOCKS and WAITS are 0 then."""
+"""``status[UNMEASURED]``: 1 before the call spares the kernel two calls of the system; BLOCKS and WAITS then count
+only what threads that helped say of themselves."""
 
 USAGE, USAGE_WORDS = 6, 18
 """Where in ``status`` a kernel has the system write what the thread used, and how many words that takes."""

@@ -76,7 +76,7 @@ class StatefulDataLoader(SyncContextManager):
     Raises
     ------
     ArgumentError
-        A ValueError: an argument is out of range, or ``pin_memory`` without a CUDA device.
+        A ValueError: an argument is out of range, a flag is not True or False, or ``pin_memory`` without a CUDA device.
 
     Warns
     -----
@@ -340,7 +340,7 @@ class StatefulDataLoader(SyncContextManager):
         Raises
         ------
         InUseError
-            A RuntimeError: an iterator is live.
+            A RuntimeError: an iterator is live, or another thread, or what a signal's handler interrupted, starts one.
         NotOpenError
             A RuntimeError: the loader is not open.
         """

@@ -98,8 +98,9 @@ class WriterSession(Generic[PartT]):
 
     Notes
     -----
-    Everything is committed by ``close``, and nothing when a ``with`` block is left by an exception. Threads may
-    share a writer: ``pack`` runs in all of them at once, the rest in one after the other.
+    Everything is committed by ``close``, and nothing when a ``with`` block is left by an exception. A writer that is
+    dropped without either commits nothing, and warns (``UserWarning``). Threads may share a writer: ``pack`` runs in
+    all of them at once, the rest in one after the other.
     Memory: about 64 MiB of buffers whatever the number of shards, and the largest single record.
     """
 
