@@ -63,7 +63,8 @@ def test_measures_the_first_gathers_and_those_of_cold_data_and_else_one_of_some(
     due = [readahead.due() for _ in range(10 * MEASURED_EVERY)]
     assert sum(due) == 10
     assert due[:MEASURED_EVERY].count(True) == 1
-    assert not any(Readahead(0).due() for _ in range(3 * MEASURED_EVERY))
+    never = Readahead(0)
+    assert not any(never.due() for _ in range(3 * MEASURED_EVERY))
 
 
 @given(max_bytes=st.integers(0, 1 << 40), run_bytes=st.integers(0, 1 << 40))
