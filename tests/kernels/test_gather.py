@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -300,16 +300,35 @@ def test_a_status_too_short_for_what_the_system_writes_is_refused() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1 << 16, 300, 299, 7, 1])
+@pytest.mark.parametrize("cached", [range(300), [0, *range(101, 148), 150, 299], []], ids=["all", "some", "none"])
 def test_the_pages_of_a_map_that_are_in_the_page_cache_are_made_at_once(
-    tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cached: Sequence[int], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those and no others: what it says that it made is in the page table, and what is not cached was not read."""
     monkeypatch.setattr(gather_module, "_PAGES_AT_ONCE", at_once)
-    num_bytes = 300 * mmap.PAGESIZE
-    (tmp_path / "file").write_bytes(bytes(num_bytes))
-    with (tmp_path / "file").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as area:
-        view = np.frombuffer(area, np.uint8)
-        address = view.ctypes.data
-        # MADV_POPULATE_READ, which older systems refuse.
-        can = ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), 22) == 0
-        assert populate_cached(address, num_bytes) == (num_bytes if can else 0)
-        del view
+    page, libc = mmap.PAGESIZE, ctypes.CDLL(None)
+    with (tmp_path / "file").open("w+b") as file:
+        file.truncate(300 * page)  # holes, which nobody read, are in no cache
+        for number in cached:
+            os.pwrite(file.fileno(), bytes(page), number * page)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as area:
+            view = np.frombuffer(area, np.uint8)
+            address = view.ctypes.data
+            resident = (ctypes.c_uint8 * 300)()
+            assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(300 * page), resident) == 0
+            assert [number for number in range(300) if resident[number] & 1] == list(cached)
+            # MADV_POPULATE_READ, which older systems refuse; of no pages, so that it makes none.
+            can = libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(0), 22) == 0
+            assert pages_made(address, 300) == []
+            assert populate_cached(address, 300 * page) == (len(cached) * page if can else 0)
+            assert pages_made(address, 300) == (list(cached) if can else [])
+            assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(300 * page), resident) == 0
+            assert [number for number in range(300) if resident[number] & 1] == list(cached)
+            del view
+
+
+def pages_made(address: int, number: int) -> list[int]:
+    """Which of so many pages from an address on are in this process's page table."""
+    with open("/proc/self/pagemap", "rb", buffering=0) as file:
+        entries = np.frombuffer(os.pread(file.fileno(), 8 * number, address // mmap.PAGESIZE * 8), np.uint64)
+    return np.flatnonzero(entries >> np.uint64(63)).tolist()

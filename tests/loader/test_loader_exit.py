@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import signal
 import subprocess
@@ -47,9 +48,10 @@ def _alarm() -> Iterator[None]:
 
 @pytest.mark.timeout(60, method="thread")  # the other method uses the same signal
 @pytest.mark.usefixtures("_alarm")
-@pytest.mark.parametrize("way", WAYS[:3], ids=str)
-def test_an_interrupt_at_any_moment_loses_no_batch(way: dict[str, Any]) -> None:
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_an_interrupt_at_any_moment_loses_neither_batch_nor_process(way: dict[str, Any]) -> None:
     """The caller may lose the batch that was on its way to it, and no other."""
+    most_processes = way["num_workers"] if "parallel_method" in way else 0
     choose = random.Random(1)
     with make_items(10**9, **way) as loader:
         for _ in range(60):
@@ -73,11 +75,13 @@ def test_an_interrupt_at_any_moment_loses_no_batch(way: dict[str, Any]) -> None:
             del iterator
             ahead = loader.state_dict()["observation_offset"] - delivered
             assert ahead in (0, 1), (ahead, position, last)
+            assert len(multiprocessing.active_children()) <= most_processes
     # Threads that an interrupt kept from being counted were told to stop; they may be on their way.
     ours = [thread for thread in threading.enumerate() if thread.name.startswith("guideloom")]
     for thread in ours:
         thread.join(5)
     assert [thread.name for thread in ours if thread.is_alive()] == []
+    assert multiprocessing.active_children() == []
 
 
 def start(way: dict[str, Any], body: str) -> subprocess.Popen[str]:
@@ -141,8 +145,6 @@ def test_ctrl_c_ends_the_interpreter(moment: int) -> None:
 
 
 def test_a_forked_child_starts_its_own_iterator() -> None:
-    import multiprocessing
-
     context = multiprocessing.get_context("fork")
     for way in ({}, {"prefetch": 2}, {"num_workers": 2, "prefetch": 2}):
         with make_items(20, **way) as loader:

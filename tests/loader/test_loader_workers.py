@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -319,44 +318,6 @@ def test_workers_keep_the_snapshot_of_their_loader(tmp_path: Path) -> None:
         assert plain(list(loader)) == before
     with StatefulDataLoader(StreamDataset(storage, 2), None, **options) as loader:
         assert len(list(loader)) == 10 * len(before)
-
-
-def test_an_interrupt_at_any_moment_loses_neither_batch_nor_process() -> None:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        # Python itself swallows what is raised in a finaliser or in a callback of the collector.
-        if frame is not None and frame.f_code.co_name in ("__del__", "gc_callback", "_remove"):
-            signal.setitimer(signal.ITIMER_REAL, 0.0001)
-            return
-        raise KeyboardInterrupt
-
-    choose = random.Random(1)
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with marked(10**9) as loader:
-            for _ in range(40):
-                position = loader.state_dict()["observation_offset"]
-                last = None
-                iterator = None
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, choose.uniform(0.0001, 0.01))
-                    iterator = iter(loader)
-                    for number, (_, batch) in enumerate(iterator, position):
-                        assert batch == [number]
-                        last = number
-                        if number - position > 20_000:
-                            break
-                except KeyboardInterrupt:
-                    pass
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                delivered = position if last is None else last + 1
-                if iterator is not None:
-                    iterator.close()
-                del iterator
-                assert loader.state_dict()["observation_offset"] - delivered in (0, 1)
-                assert len(children()) <= 2
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.usefixtures("_patient")
