@@ -6,6 +6,7 @@ import contextlib
 import sys
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from io import BytesIO
 
 import xxhash
@@ -74,10 +75,12 @@ class Descriptors:
         for path in list(self._open):
             self.forget(path)
 
-    def __del__(self) -> None:
-        # Of a writer that was dropped, or whose end was interrupted.
-        with contextlib.suppress(OSError, AttributeError):
-            self.close()
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Of a writer that was dropped, or whose end was interrupted. When the interpreter ends, what this calls may be
+        # gone, and the system closes them.
+        if not finalizing():
+            with contextlib.suppress(OSError, AttributeError):
+                self.close()
 
     def _check(self, path: str) -> None:
         if path in self._failed:

@@ -128,6 +128,7 @@ class WriterSession(Generic[PartT]):
         self._format_name = format_name(storage_format)
         self._dtype = dtype
         self._is_open = False
+        self._given_up = False
         self._pid = 0
         self._token = ""
         # Re-entrant, so that a signal handler that appends does not wait for the append that it interrupted.
@@ -184,6 +185,7 @@ class WriterSession(Generic[PartT]):
         self._descriptors = Descriptors()
         self._token = secrets.token_hex(8)
         self._pid = os.getpid()
+        self._given_up = False
         self._is_open = True
         _OPEN.add(self)
 
@@ -301,6 +303,7 @@ class WriterSession(Generic[PartT]):
         """Give up: remove this writer's temporary files, and commit nothing."""
         if not self._is_open or os.getpid() != self._pid:
             return
+        self._given_up = True
         # Not before its end: should an interrupt end this, a further call goes on with it.
         while self._parts:
             next(iter(self._parts.values())).discard()
@@ -425,11 +428,12 @@ class WriterSession(Generic[PartT]):
         self._parts[shard] = begun
         return begun
 
-    def __del__(self) -> None:
+    def __del__(self, getpid: Callable[[], int] = os.getpid, warn: Callable[..., None] = warnings.warn) -> None:
         # Of a writer that was never made, nothing is there; of one that a fork copied, the parent still has the parts.
+        # What it calls are defaults, since modules may have lost their names when the interpreter ends.
         parts = getattr(self, "_parts", None)
-        if parts and self._pid == os.getpid():
-            warnings.warn(
+        if parts and not self._given_up and self._pid == getpid():
+            warn(
                 f"a writer of {self._folder} was dropped without close, and what it appended is lost "
                 f"(shards begun: {len(parts)}): use it in a with block, or call close()",
                 UserWarning,
