@@ -91,6 +91,42 @@ def test_a_first_batch_does_not_wait_for_kernels_that_only_waiting_takes(
     assert came_before == [True, True]
 
 
+def test_kernels_that_only_waiting_takes_are_not_compiled_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once the last batch is made, and not on after a close: who closes waits for the thread that compiles."""
+    compiling, closed = threading.Event(), threading.Event()
+    compiled: list[Kernel[Any]] = []
+
+    def hold_back(kernel: Kernel[Any]) -> None:
+        def get() -> None:
+            compiled.append(kernel)
+            compiling.set()
+            closed.wait(30)
+
+        monkeypatch.setattr(kernel, "compiled", None)  # as in a process that has not used it
+        monkeypatch.setattr(kernel, "get", get)
+
+    hold_back(hand_over)
+    hold_back(gather_helped)
+    monkeypatch.setattr(outbox, "WATCHES", True)
+    dataset = StreamDataset(stream(tmp_path / "data", MmapIO), LENGTH)
+    cpu = torch.device("cpu")
+    with StatefulDataLoader(dataset, None, local_batch_size=WINDOWS // 3, prefetch=3, device=cpu) as loader:
+        assert len(list(loader)) == 3
+    assert compiled == []
+    with StatefulDataLoader(dataset, None, local_batch_size=BATCH, prefetch=3, device=cpu) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert compiling.wait(30)
+        making = [thread for thread in threading.enumerate() if thread.name == "guideloom-batching"]
+        batches._feed.stop()  # the first thing that its close does
+        closed.set()
+        for thread in making:
+            thread.join(30)
+    assert compiled == [hand_over]
+
+
 @pytest.mark.parametrize(("backend", "dtype"), [(MmapIO, None), (PosixPreadIO, None), (PosixPreadIO, "int64")])
 def test_batches_are_the_same_with_help(tmp_path: Path, laid_out: list[str], backend: type, dtype: str | None) -> None:
     dataset = StreamDataset(stream(tmp_path / "data", backend), LENGTH, dtype=dtype)

@@ -403,6 +403,9 @@ class Outbox:
         """
         if self._may_hand_over and not self.hands_over:
             for kernel in self._kernels:
+                if self.stopped:
+                    # Who closes waits for this thread.
+                    return
                 kernel.get()
             self.hands_over = True
 

@@ -387,7 +387,7 @@ class ThreadFeed:
                 # Nothing that was read ahead is of use any more.
                 self.stop_reading()
                 return
-            if self._next >= self._prefetch:
+            if self._prefetch <= self._next < self._total:
                 self._outbox.prepare()
             del item
 
