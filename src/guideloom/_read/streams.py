@@ -173,6 +173,7 @@ class StreamOperations:
         # Arrays are for tensors, which have the machine's byte order whatever a format asks for.
         self.array_dtype = self.dtype.newbyteorder("=")
         self.straight = _straight(self.disk_dtype, self.array_dtype)
+        self.unpacks_fields = type(storage_format) is StreamNumpyFormat and storage_format.data_type is None
 
     def with_dtype(self, wanted: WantedDtype) -> StreamOperations:
         """Return the same operations with elements in other dtypes."""
@@ -197,7 +198,7 @@ class StreamOperations:
         rows = yield from self.rows(plan, lo, hi, asked, empty)
         if self._convert:
             rows = rows.astype(self.dtype)
-        if type(self.format) is StreamNumpyFormat and self.format.data_type is None:
+        if self.unpacks_fields:
             return unpack_fields(rows)
         lengths, shards, bounds = shard_runs(plan, self.catalog.shard, self.disk_dtype.itemsize, lo, hi)
         unpack = self.format.unpack
