@@ -8,7 +8,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,30 @@ def test_offsets_are_written_out_less_often_than_documents(tmp_path: Path, monke
     assert writes["payload"] >= 1000 * 500 / 4096
     assert 10 < writes["offsets"] <= 1000 * 8 / (4096 / 16) + 1
     assert shards_of(tmp_path, opened("document", tmp_path)) == [expected]
+
+
+def test_a_thread_that_asks_for_the_length_sees_no_append_half_done(tmp_path: Path) -> None:
+    askers: list[threading.Thread] = []
+    seen: list[int] = []
+
+    class Sizes(array):  # type: ignore[type-arg]
+        def __delitem__(self, key: Any) -> None:
+            # Within a flush: what was written out is counted, and not yet gone from here.
+            asker = threading.Thread(target=lambda: seen.append(opened_writer.length(0)))
+            askers.append(asker)
+            asker.start()
+            asker.join(0.1)
+            super().__delitem__(key)
+
+    with DocumentWriter(tmp_path, Raw()) as opened_writer:
+        opened_writer.append(0, b"abc")
+        part = opened_writer._parts[0]
+        part.sizes = Sizes(part.sizes.typecode, part.sizes)
+        opened_writer.append(0, bytes(2 * opened_writer._buffer_limit))
+        with opened_writer._lock:
+            part.flush()
+        askers[0].join()
+    assert seen == [2]
 
 
 def test_checksums_are_those_of_the_blocks(tmp_path: Path) -> None:

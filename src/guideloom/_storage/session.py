@@ -53,6 +53,7 @@ _MIN_BUFFER_BYTES = 512
 PartT = TypeVar("PartT", bound=OpenPart)
 SessionT = TypeVar("SessionT", bound="WriterSession[Any]")
 ParamsT = ParamSpec("ParamsT")
+ResultT = TypeVar("ResultT")
 
 _OPEN: weakref.WeakSet[WriterSession[Any]] = weakref.WeakSet()
 
@@ -69,14 +70,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def _in_turn(
-    method: Callable[Concatenate[SessionT, ParamsT], None],
-) -> Callable[Concatenate[SessionT, ParamsT], None]:
+    method: Callable[Concatenate[SessionT, ParamsT], ResultT],
+) -> Callable[Concatenate[SessionT, ParamsT], ResultT]:
     """Have threads that share a writer wait for each other."""
 
     @wraps(method)
-    def waits(self: SessionT, /, *args: ParamsT.args, **kwargs: ParamsT.kwargs) -> None:
+    def waits(self: SessionT, /, *args: ParamsT.args, **kwargs: ParamsT.kwargs) -> ResultT:
         with self._lock:
-            method(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
 
     return waits
 
@@ -341,6 +342,7 @@ class WriterSession(Generic[PartT]):
         """
         self._part_of(shard)
 
+    @_in_turn
     def length(self, shard: int) -> int:
         """What this writer appended to ``shard`` since ``open``: elements, or documents.
 
