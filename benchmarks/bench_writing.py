@@ -163,16 +163,22 @@ class Counted:
 def test_small_documents_are_written_in_large_pieces(
     tmp_path: Path, no_fsync: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """8,192 documents of 1 KiB: two calls that write for each MiB of documents and offsets, whatever their number."""
+    """12,000 documents of 1 KiB: a call that writes for each MiB of documents, and one for 8,192 offsets at least."""
     counted = Counted(monkeypatch)
     with document_storage(tmp_path, SeekIO()).sync_writer() as writer:
-        for _ in range(8192):
+        for _ in range(12_000):
             writer.append(0, {"tokens": TOKENS[:256]})
-        # Whenever a MiB is full, payloads and offsets (from 0); the last of them at the close.
-        in_a_piece = (1 << 20) // (1024 + 8)
-        num_pieces = (8192 - 1) // in_a_piece
-        assert counted.num_writes == 2 * num_pieces
-        assert counted.written == num_pieces * in_a_piece * (1024 + 8) + 8
+        # Payloads whenever a MiB is full of them and of the offsets held; the last of both at the close.
+        pieces = offset_pieces = payloads = offsets = in_payloads = in_offsets = 0
+        for _ in range(12_000):
+            if (payloads + 1) * 1024 + (offsets + 1) * 8 > 1 << 20:
+                pieces, in_payloads, payloads = pieces + 1, in_payloads + payloads, 0
+                if offsets * 8 >= 1 << 16:
+                    offset_pieces, in_offsets, offsets = offset_pieces + 1, in_offsets + offsets, 0
+            payloads, offsets = payloads + 1, offsets + 1
+        assert (pieces, offset_pieces) == (12, 1)
+        assert counted.num_writes == pieces + offset_pieces
+        assert counted.written == in_payloads * 1024 + (in_offsets + 1) * 8
 
 
 def test_large_records_are_neither_copied_nor_cut(

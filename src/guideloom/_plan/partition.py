@@ -83,7 +83,11 @@ class Partition:
                 f"the data set must hold at least one global batch of {self.global_batch_size} samples "
                 f"(local_batch_size {self.local_batch_size} * world_size {self.world_size}), it holds {self.size} "
                 f"{samples}: "
-                + ("use a smaller batch or more data" if self.size else "there is nothing to make a batch of")
+                + (
+                    "use a smaller batch or more data"
+                    if self.size
+                    else "there is nothing to make a batch of: use more data or, of a stream, shorter windows"
+                )
             )
 
     def num_batches(self, offset: int = 0) -> int:
