@@ -43,7 +43,7 @@ class LateDevice:
         self.kept: list[int] = []
         self.threads: set[str] = set()
         self.pinning: set[str] = set()
-        self.five_queued = threading.Event()
+        self.four_queued = threading.Event()
 
     def cuda_available(self) -> bool:
         return True
@@ -85,8 +85,8 @@ class LateDevice:
             return leaf.clone()
         target = torch.full_like(leaf, NOT_YET)
         stream.queued.append((target, leaf))
-        if len(stream.queued) >= 5:
-            self.five_queued.set()
+        if len(stream.queued) >= 4:
+            self.four_queued.set()
         return target
 
     def record(self, stream: LateStream) -> tuple[LateStream, int]:
@@ -160,7 +160,7 @@ def test_batches_are_copied_before_they_are_asked_for(device: LateDevice) -> Non
     with make(rows, copy_ahead=True) as loader:
         iterator = iter(loader)
         next(iterator)
-        assert device.five_queued.wait(30)  # the first, and four behind it
+        assert device.four_queued.wait(30)  # the first, and three behind it: room for one alone wakes nobody
         assert device.threads == {"batching"}
         iterator.close()
 
