@@ -6,6 +6,8 @@ import gc
 import os
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +65,25 @@ def stream(folder: Path, backend: type) -> StreamStorage:
     return storage
 
 
+def unload(monkeypatch: pytest.MonkeyPatch, get: Callable[[Kernel[Any], Callable[[], Any]], None]) -> None:
+    """Take out what only waiting takes, as in a process that has not used it; ``get`` is called in place of loading."""
+    for kernel in (hand_over, gather_helped):
+        monkeypatch.setattr(kernel, "get", partial(get, kernel, kernel.get))
+        monkeypatch.setattr(kernel, "compiled", None)
+    monkeypatch.setattr(outbox, "WATCHES", True)
+
+
 def test_a_first_batch_does_not_wait_for_kernels_that_only_waiting_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came = threading.Event()
     came_before: list[bool] = []
 
-    def hold_back(kernel: Kernel[Any]) -> None:
-        load = kernel.get
+    def wait_and_load(kernel: Kernel[Any], load: Callable[[], Any]) -> None:
+        came_before.append(came.wait(30))
+        load()
 
-        def get() -> Any:
-            came_before.append(came.wait(30))
-            return load()
-
-        monkeypatch.setattr(kernel, "compiled", None)  # as in a process that has not used it
-        monkeypatch.setattr(kernel, "get", get)
-
-    hold_back(hand_over)
-    hold_back(gather_helped)
-    monkeypatch.setattr(outbox, "WATCHES", True)
+    unload(monkeypatch, wait_and_load)
     dataset = StreamDataset(stream(tmp_path / "data", MmapIO), LENGTH)
     with StatefulDataLoader(dataset, None, local_batch_size=BATCH, prefetch=3, device=torch.device("cpu")) as loader:
         batches = iter(loader)
@@ -98,18 +100,12 @@ def test_kernels_that_only_waiting_takes_are_not_compiled_for_nobody(
     compiling, closed = threading.Event(), threading.Event()
     compiled: list[Kernel[Any]] = []
 
-    def hold_back(kernel: Kernel[Any]) -> None:
-        def get() -> None:
-            compiled.append(kernel)
-            compiling.set()
-            closed.wait(30)
+    def wait(kernel: Kernel[Any], load: Callable[[], Any]) -> None:
+        compiled.append(kernel)
+        compiling.set()
+        closed.wait(30)
 
-        monkeypatch.setattr(kernel, "compiled", None)  # as in a process that has not used it
-        monkeypatch.setattr(kernel, "get", get)
-
-    hold_back(hand_over)
-    hold_back(gather_helped)
-    monkeypatch.setattr(outbox, "WATCHES", True)
+    unload(monkeypatch, wait)
     dataset = StreamDataset(stream(tmp_path / "data", MmapIO), LENGTH)
     cpu = torch.device("cpu")
     with StatefulDataLoader(dataset, None, local_batch_size=WINDOWS // 3, prefetch=3, device=cpu) as loader:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guideloom import DocumentDataset, StreamDataset
+from guideloom import DocumentDataset, StatefulDataLoader, StreamDataset, StreamNumpyFormat, StreamStorage
+from guideloom._plan.order import make_order
 from guideloom.errors import ArgumentError
 from guideloom.testing import make_documents, make_spans, make_stream
 from guideloom.testing.strategies import shard_counts, slices
@@ -242,3 +243,37 @@ def test_one_dtype_for_mixed_fields_is_for_all_of_its_sort(tmp_path: Path, dtype
     with StreamDataset(storage, 4, dtype=dtype).sync_reader() as reader:
         found = tuple(str(reader[0][name].dtype) for name in names)
     assert found == (expected or ("int32", "int32", "bool", "float64"))
+
+
+FIELDS: list[list[Any]] = [[("a", "<u2")], [("a", "<f4", (3,))], [("a", "<i8"), ("b", "<f8")]]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=["one", "one of arrays", "two"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("way", [{}, {"prefetch": 2, "num_workers": 2}], ids=["alone", "threads"])
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_a_collate_fn_gets_the_windows_of_each_field(
+    fields: list[Any], backend: str, way: dict[str, Any], overlap: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    columns = {
+        name: rng.integers(0, 60_000, (97, *(shape[0] if shape else ()))).astype(dtype)
+        for name, dtype, *shape in fields
+    }
+    storage = StreamStorage(tmp_path, StreamNumpyFormat(fields), BACKENDS[backend]())
+    with storage.sync_writer() as writer:
+        for shard, (begin, end) in enumerate([(0, 40), (40, 40), (40, 97)]):
+            writer.create(shard)
+            writer.append(shard, {name: column[begin:end] for name, column in columns.items()})
+    dataset = StreamDataset(storage, 5, overlap=overlap)
+    options = {"local_batch_size": 4, "shuffle": True, "drop_last": False, "device": "cpu", **way}
+    with StatefulDataLoader(dataset, list, **options) as loader:
+        samples = [sample for batch in loader for sample in batch]
+    order = make_order(len(samples), True, 0, 0).at(np.arange(len(samples))).tolist()
+    assert len(samples) == (97 - overlap) // 5
+    for sample, number in zip(samples, order, strict=True):
+        assert list(sample) == list(columns)
+        for name, column in columns.items():
+            window = column[5 * number : 5 * number + 5 + overlap]
+            assert sample[name].dtype == window.dtype
+            assert np.array_equal(sample[name], window)
