@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -333,6 +334,24 @@ def test_an_error_has_no_traceback(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["f\u00f6lder", "f\udcfflder"])
+def test_letters_that_the_output_cannot_show_come_as_escapes(tmp_path: Path, name: str) -> None:
+    with DocumentStorage(tmp_path / name, Raw()).sync_writer() as writer:
+        writer.append(0, "caf\u00e9".encode())
+    for arguments in (["info", tmp_path / name], ["show", tmp_path / name, "0"]):
+        for encoding, text in (("ascii", "caf\\xe9"), ("utf-8:strict", "caf\u00e9")):
+            command = [sys.executable, "-m", "guideloom", *arguments]
+            result = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding})
+            assert (result.returncode, result.stderr) == (0, b"")
+            assert arguments[0] == "info" or result.stdout.decode().endswith(f"5 bytes\n{text}\n")
+
+
+def test_output_that_is_closed_is_no_error(stream: Path) -> None:
+    command = f"{sys.executable} -W error -m guideloom verify {stream} >&-"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_reader_that_goes_away_is_no_error(stream: Path) -> None:

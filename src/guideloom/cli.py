@@ -7,6 +7,7 @@ An error of GuideLoom's own is one line on stderr, with exit status 2.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, 1 when something is damaged, was left as it was, or the reader of the output went away, 2 for an
         error that was reported, 130 after Ctrl-C.
     """
+    _print_whatever_there_is()
     parser = _parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -43,8 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result: str | tuple[str, int] = options.command(options)
         text, status = (result, 0) if isinstance(result, str) else result
-        print(text)
-        sys.stdout.flush()
+        print(text, flush=True)
     except BrokenPipeError:
         # Without this the interpreter complains once more when it flushes stdout at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -56,6 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"guideloom: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return status
+
+
+def _print_whatever_there_is() -> None:
+    """Have letters that a terminal or a pipe cannot show come as escapes: payloads, paths and bars may have any."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and (stream.errors == "strict" or stream.encoding.lower() != "utf-8"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

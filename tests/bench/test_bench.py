@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import re
@@ -299,6 +300,23 @@ def test_time_is_bounded_whatever_the_settings(stream: Path, seconds: float) -> 
     assert clock.now <= seconds + 16
     assert not measured.complete
     assert len(measured.rows) == 30
+
+
+def test_a_step_that_is_longer_than_all_the_time_is_not_begun(stream: Path) -> None:
+    settings = [Setting("pread", 0, 0), Setting("mmap", 0, 2)]
+    measured = measure(subject_of(stream), backends(), settings, seconds=0.2, step_s=5.0)
+    assert [row.wait_s for row in measured.rows] == [None, None]
+    assert all(row.batch_s is not None for row in measured.rows)
+    assert not measured.complete
+    advice = recommend(measured.rows, 5.0)
+    assert advice is not None
+    assert advice.hidden is None
+
+
+def test_of_one_batch_the_wait_is_for_that_one(stream: Path) -> None:
+    subject = dataclasses.replace(subject_of(stream), sequence_length=1000)
+    (row,) = measure(subject, backends(), [Setting("pread", 0, 0)], seconds=1, step_s=1e-4).rows
+    assert row.wait_s is not None
 
 
 def test_progress_is_told_once_a_measurement(stream: Path) -> None:

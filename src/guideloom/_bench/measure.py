@@ -70,13 +70,16 @@ class _Pass:
     batches: int
     elapsed_s: float
     waits_s: tuple[float, ...] = ()
+    was_cut: bool = False  # time ran out before the first wait
 
     @property
     def batch_s(self) -> float:
         return self.elapsed_s / self.batches if self.batches else self.first_s
 
     @property
-    def wait_s(self) -> float:
+    def wait_s(self) -> float | None:
+        if self.was_cut:
+            return None
         settled = self.waits_s[_SETTLED:] or self.waits_s
         return sum(settled) / len(settled) if settled else self.first_s
 
@@ -101,7 +104,8 @@ def measure(
         Those that ``settings`` name.
     settings : sequence of Setting
     seconds : float
-        After this time no further setting is begun; the batch under way is waited for.
+        After this time no further setting is begun; the batch under way is waited for. A step that would take longer
+        is not begun.
     cold : bool
         Also measure with the data's files dropped from the page cache.
     step_s : float, optional
@@ -166,6 +170,7 @@ def measure(
             if cold:
                 evict(subject.files)
             row.wait_s = loop(row.setting, end, _ALL, step_s).wait_s
+            measured.complete &= row.wait_s is not None
     measured.elapsed_s = clock() - begun
     return measured
 
@@ -193,6 +198,7 @@ def _passes(make: Callable[[], Any], end: float, deadline: float, limit: int, pa
             total.batches + more.batches,
             total.elapsed_s + more.elapsed_s,
             total.waits_s + more.waits_s,
+            total.was_cut,
         )
     return total
 
@@ -209,9 +215,13 @@ def _once(loader: Any, end: float, deadline: float, limit: int, pause_s: float, 
             first_s = started - begun
             batches = 0
             waits_s: list[float] = []
+            was_cut = pause_s > 0
             while batches + 1 < limit and (now < end or (batches < least and now < deadline)):
                 if pause_s:
+                    if now + pause_s > deadline:
+                        break
                     sleep(pause_s)
+                    was_cut = False
                 asked = clock()
                 try:
                     batch = next(iterator)
@@ -224,7 +234,7 @@ def _once(loader: Any, end: float, deadline: float, limit: int, pause_s: float, 
                 if pause_s:
                     waits_s.append(now - asked)
             _wait_for_device(batch)
-            return _Pass(first_s, batches, clock() - started, tuple(waits_s))
+            return _Pass(first_s, batches, clock() - started, tuple(waits_s), was_cut)
 
 
 def _wait_for_device(batch: Any) -> None:
