@@ -169,6 +169,7 @@ class AsyncOpened(Opened[OperationsT, AsyncFiles]):
         catalog, files = await open_data_set_async(
             self._directory, self._format, self._backend, self._kind, self._verify
         )
+        self._require_closed()  # once more: another task may have opened it meanwhile
         self._opened = self._operations_on(catalog), files
 
     async def close(self) -> None:

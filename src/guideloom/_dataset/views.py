@@ -105,6 +105,10 @@ class AsyncView(Generic[AsyncReaderT]):
             raise _open_already()
         reader = self._make_reader()
         await reader.open()
+        if self._reader is not None:
+            # Another task has opened it meanwhile, and reads through that one.
+            await reader.close()
+            raise _open_already()
         self._reader = reader
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ A local folder read by our own backends is listed; anything else is asked for by
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -129,7 +130,8 @@ class AsyncBackendFolder:
             check_limit(request, size, self._directory)
             return whole_file(bytes(await reader.read(0, size)), size, request, self._directory)
         finally:
-            await reader.close()
+            # An opening that is cancelled must not leave a file half closed.
+            await asyncio.shield(reader.close())
 
 
 def not_there(request: AboutFile, directory: PurePath, error: FileNotFoundError) -> None:
@@ -243,8 +245,6 @@ async def open_data_set_async(
 ) -> tuple[Catalog, AsyncFiles]:
     """Open a data set for asyncio; see :func:`open_data_set`."""
     if is_own_backend(backend):
-        import asyncio
-
         catalog, files = await asyncio.to_thread(open_data_set, directory, storage_format, backend, kind, verify)
         return catalog, ThreadedFiles(files)
     opening: Generator[Request, Any, Catalog] = open_catalog(
