@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Any
 
@@ -16,12 +18,17 @@ SIZE = 8
 
 
 class Files:
-    """A file set over ``num_files`` files of ``SIZE`` bytes, each its number; a read of file 0 waits in the gate."""
+    """A file set over files of ``SIZE`` bytes, each its number.
 
-    def __init__(self, capacity: int, num_files: int) -> None:
-        self.entered = threading.Event()
+    The first read of each of ``gated`` says that it has begun, and waits in the gate.
+    """
+
+    def __init__(self, capacity: int, num_files: int, gated: Iterable[int]) -> None:
+        self.gated = set(gated)
+        self.entered = threading.Semaphore(0)
         self.gate = threading.Event()
         self.opened: list[int] = []
+        self.most_open = 0
         table = FileTable(
             [PurePath(str(file)) for file in range(num_files)], np.full(num_files, SIZE), np.arange(num_files)
         )
@@ -38,18 +45,22 @@ class Files:
 class Reader:
     """Reads one of the files."""
 
+    concurrent_reads = True
+
     def __init__(self, of: Files, number: int) -> None:
         self.of, self.number = of, number
 
     def open(self) -> None:
         self.of.opened.append(self.number)
+        self.of.most_open = max(self.of.most_open, len(self.of.opened))
 
     def close(self) -> None:
         self.of.opened.remove(self.number)
 
     def read(self, offset: int, size: int) -> bytes:
-        if self.number == 0:
-            self.of.entered.set()
+        if self.number in self.of.gated:
+            self.of.gated.remove(self.number)
+            self.of.entered.release()
             assert self.of.gate.wait(60)
         assert self.number in self.of.opened, "closed while it was read"
         return bytes([self.number]) * size
@@ -58,13 +69,14 @@ class Reader:
 @pytest.mark.parametrize("capacity", [2, 3, 16])
 def test_a_file_that_another_thread_reads_stays_open(capacity: int) -> None:
     """Though it is the one that was used least recently."""
-    world = Files(capacity, num_files=capacity + 2)
+    world = Files(capacity, num_files=capacity + 2, gated=[0])
     others = list(range(1, capacity + 2))
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(world.read(0)))
     thread.start()
     try:
-        assert world.entered.wait(60)
+        assert world.entered.acquire(timeout=60)
+        assert world.read(0) == [0], "another reader of it comes and goes"
         for _ in range(2):
             assert world.read(*others) == others
             assert 0 in world.opened, "it is being read"
@@ -78,3 +90,45 @@ def test_a_file_that_another_thread_reads_stays_open(capacity: int) -> None:
     assert 0 not in world.opened and len(world.opened) == capacity
     world.files.close()
     assert world.opened == []
+
+
+def test_who_finds_no_room_waits_until_another_thread_is_done() -> None:
+    world = Files(capacity=1, num_files=2, gated=[0])
+    waits = threading.Event()
+    wait = world.files._room.wait
+
+    def wait_and_say() -> None:
+        waits.set()
+        assert wait(60), "nobody said that there is room"
+
+    world.files._room.wait = wait_and_say
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(world.read, 0)
+        assert world.entered.acquire(timeout=60)
+        second = threads.submit(world.read, 1)
+        try:
+            assert waits.wait(60)
+            assert world.opened == [0]
+        finally:
+            world.gate.set()
+        assert (first.result(), second.result()) == ([0], [1])
+    assert world.opened == [1] and world.most_open == 1
+
+
+def test_what_is_open_beyond_the_capacity_is_closed_again() -> None:
+    """Who keeps a file open already cannot wait for room: two such threads would wait for each other."""
+    world = Files(capacity=16, num_files=17, gated=range(15))
+    with ThreadPoolExecutor(8) as threads:
+        held = [*((file, file + 1) for file in range(0, 14, 2)), (14,)]
+        reads = [threads.submit(world.read, *files) for files in held]
+        try:
+            for _ in held:
+                assert world.entered.acquire(timeout=60)
+            assert sorted(world.opened) == list(range(15))
+            assert world.read(15, 16) == [15, 16]
+            assert world.most_open == 17
+            assert len(world.opened) == 16
+            assert set(range(15)) < set(world.opened), "those are being read"
+        finally:
+            world.gate.set()
+        assert [read.result() for read in reads] == [list(files) for files in held]
