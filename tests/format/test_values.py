@@ -223,3 +223,25 @@ def test_alignments_are_those_of_the_document() -> None:
     assert {name: alignment_bytes(np.dtype(name)) for name in wanted} == wanted
     assert alignment_bytes(np.dtype(("<f4", (3,)))) == 4
     assert alignment_bytes(np.dtype([("a", "<f8")])) == 1
+
+
+@pytest.mark.parametrize("source", ["<f2", "<f4", "<f8", ">f8"])
+@pytest.mark.parametrize("target", INTEGERS)
+def test_floats_at_the_limits_of_integers(source: str, target: str) -> None:
+    """Each alone, since the first that does not fit hides the others."""
+    dtype = np.dtype(source)
+    info = np.iinfo(np.dtype(target))
+    with np.errstate(over="ignore"):
+        limits = [np.float64(limit).astype(dtype) for limit in (int(info.min), int(info.max), int(info.max) + 1)]
+        for limit in limits:
+            for value in (limit, limit - 1, limit + 1, np.nextafter(limit, dtype.type(0)), np.nextafter(limit, -limit)):
+                check(np.array([0, value], dtype), np.dtype(target))
+
+
+@pytest.mark.parametrize(("kind", "letters"), [("S", b"abcd"), ("U", "\u00e9bcd")])
+def test_what_a_string_holds_decides_not_its_room(kind: str, letters: Any) -> None:
+    target = np.dtype(f"{kind}3")
+    fitting = np.array([letters[:1], letters[:3], letters[:0]], f"{kind}9")
+    assert as_values(fitting, target, "word").astype(target).tolist() == fitting.tolist()
+    with pytest.raises(PackError, match=r"at position 1 does not fit .*, which holds at most 3 "):
+        as_values(np.array([letters[:3], letters, letters], f"{kind}9"), target, "word")
