@@ -113,3 +113,13 @@ def test_without_threads_there_is_nothing_to_share() -> None:
     for _ in range(1000):
         sharing.note(False, 1.0, 1.0)
     assert not sharing.shared
+
+
+def test_more_threads_must_be_much_faster_and_fewer_need_not() -> None:
+    near = {0: 0.004, 2: 0.002, 4: 0.001, 8: 0.0009}
+    _, widths = run(20_000, lambda number, width: near[width])
+    assert widths[10_000:].count(4) > 9000
+    near = {0: 0.004, 2: 0.002, 4: 0.0009, 8: 0.001}
+    _, widths = run(30_000, lambda number, width: waiting(width) if number < 1000 else near[width])
+    assert widths[999] == 8
+    assert widths[20_000:].count(4) > 9000
