@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import io
 import mmap
+import threading
 from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
@@ -12,7 +14,14 @@ from typing import Any
 import pytest
 
 from guideloom.io import MmapIO, PosixPreadIO, SeekIO
-from guideloom.testing import BackendConformance, BackendWrapper, CountingBackend, FaultBackend, MinimalBackend
+from guideloom.testing import (
+    BackendConformance,
+    BackendWrapper,
+    CountingBackend,
+    FaultBackend,
+    MinimalBackend,
+    conformance,
+)
 from guideloom.types import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
 
 
@@ -200,6 +209,19 @@ class _SharedPosition(_Reader):
         )
 
 
+class _OfOneThread(_Reader):
+    """As a connection to a database may be."""
+
+    def open(self) -> None:
+        self.thread = threading.get_ident()
+        super().open()
+
+    def read(self, offset: int, size: int) -> Any:
+        if threading.get_ident() != self.thread:
+            raise ValueError("another thread")
+        return super().read(offset, size)
+
+
 class _Backend(MinimalBackend):
     def __init__(self, reader: type[_Reader]) -> None:
         self.reader = reader
@@ -223,6 +245,67 @@ class _BrokenAsync(MinimalBackend):
             return reader
 
         return make
+
+
+class _AsyncReader(IOAsyncReaderAbstract):
+    """A correct reader, to be broken by its subclasses."""
+
+    def __init__(self, path: PurePath) -> None:
+        self.sync = _Reader(path)
+
+    async def open(self) -> None:
+        self.sync.open()
+
+    async def close(self) -> None:
+        self.sync.close()
+
+    async def filesize(self) -> int:
+        return self.sync.filesize()
+
+    async def read(self, offset: int, size: int) -> Any:
+        await asyncio.sleep(0)
+        return self.sync.read(offset, size)
+
+
+class _KeepsItsLock(_AsyncReader):
+    def __init__(self, path: PurePath) -> None:
+        super().__init__(path)
+        self.lock = asyncio.Lock()
+
+    async def read(self, offset: int, size: int) -> Any:
+        await self.lock.acquire()
+        data = await super().read(offset, size)
+        self.lock.release()
+        return data
+
+
+class _MapsEmptyFiles(_AsyncReader):
+    async def open(self) -> None:
+        await super().open()
+        assert self.sync.file is not None
+        try:
+            mmap.mmap(self.sync.file.fileno(), 0, access=mmap.ACCESS_READ).close()
+        except ValueError:
+            self.sync.close()
+            raise
+
+
+class _AsyncBackend(MinimalBackend):
+    def __init__(self, reader: type[_AsyncReader]) -> None:
+        self.reader = reader
+
+    def async_reader(self) -> Callable[[PurePath], IOAsyncReaderAbstract]:
+        return self.reader
+
+
+class _Unbroken(_AsyncBackend):
+    def sync_reader(self) -> Callable[[PurePath], IOSyncReaderAbstract]:
+        return _Reader
+
+
+class TestTheReadersThatOthersBreak(BackendConformance):
+    def make_backend(self) -> IOReaderAbstract:
+        return _Unbroken(_AsyncReader)
 
 
 class _NotStatic(MinimalBackend):
@@ -255,7 +338,10 @@ FAULTY: dict[str, tuple[Callable[[], IOReaderAbstract], str]] = {
     "old size": (lambda: _Backend(_OldSize), "test_a_reader_can_be_opened_again"),
     "writes beside": (lambda: _Backend(_WritesBeside), "test_read_into"),
     "shared position": (lambda: _Backend(_SharedPosition), "test_many_threads"),
-    "async": (_BrokenAsync, "test_async_reads"),
+    "of one thread": (lambda: _Backend(_OfOneThread), "test_one_thread_opens"),
+    "async": (_BrokenAsync, "test_async_reads_the_same"),
+    "async keeps its lock": (lambda: _AsyncBackend(_KeepsItsLock), "test_async_reads_that_are_cancelled"),
+    "async empty map": (lambda: _AsyncBackend(_MapsEmptyFiles), "test_async_reads_nothing"),
     "not static": (_NotStatic, "test_is_supported"),
     "not supported": (_NotSupported, "test_is_supported"),
     "not picklable": (_NotPicklable, "test_a_pickled"),
@@ -263,7 +349,8 @@ FAULTY: dict[str, tuple[Callable[[], IOReaderAbstract], str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_a_faulty_backend_is_caught(name: str, tmp_path: Path) -> None:
+def test_a_faulty_backend_is_caught(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "HANGS_AFTER_S", 0.2)
     make, catcher = FAULTY[name]
 
     class Suite(BackendConformance):

@@ -30,6 +30,16 @@ def as_int(value: object, what: str) -> int:
     raise ArgumentError(f"{what} must be an integer, got {value!r} of type {type(value).__name__}")
 
 
+def octets(data: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
+    """Return a buffer with the same bytes, of the one format that can be assigned to a view of bytes.
+
+    Those of ctypes, of characters or of signed bytes cannot.
+    """
+    if not isinstance(data, memoryview) or data.format == "B":
+        return data
+    return np.frombuffer(data, np.uint8).data
+
+
 def packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype that stores the same values little-endian and without padding.
 

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, overload,
 import numpy as np
 import numpy.typing as npt
 
+from guideloom._base.checks import octets
+
 UserBufferTypes: TypeAlias = bytes | bytearray | memoryview
 """What a format's ``pack`` may give for encoded bytes."""
 
@@ -220,8 +222,7 @@ class IOSyncReaderAbstract(SyncContextManager):
 
     A subclass takes the path as its only argument and implements ``open``, ``close``, ``filesize`` and ``read``.
     It may also override ``read_into``, and set ``concurrent_reads`` when several threads may call ``read`` on one
-    object at once; otherwise GuideLoom lets one thread at a time into each object.
-
+    object at once; otherwise GuideLoom lets one thread at a time in. One may open it, others read, another close it.
     A missing file is a ``FileNotFoundError`` when the reader is made or opened, or when it is first asked.
     """
 
@@ -237,11 +238,11 @@ class IOSyncReaderAbstract(SyncContextManager):
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` whole from ``offset``, or raise; the caller owns ``out`` and may reuse it afterwards."""
-        out[:] = self.read(offset, len(out))
+        out[:] = octets(self.read(offset, len(out)))
 
 
 class IOAsyncReaderAbstract(AsyncContextManager):
-    """One file of a backend, for asyncio; the methods of :class:`IOSyncReaderAbstract` as coroutines."""
+    """The same for asyncio, as coroutines. Reads come many at once; one that is cancelled must not disturb others."""
 
     @abstractmethod
     async def filesize(self) -> int:

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import Protocol, TypeAlias, TypeVar
 
+from guideloom._base.checks import octets
 from guideloom._base.errors import CorruptDataError, NotOpenError
 from guideloom._base.protocols import IOAsyncReaderAbstract
 from guideloom._read.fileset import FileSet, FileTable
@@ -199,7 +200,7 @@ class AsyncBackendFiles:
                 raise self._short(file, offset, len(out), str(error)) from error
             if len(data) != len(out):
                 raise self._short(file, offset, len(out), f"read() gave {len(data)} bytes")
-            out[:] = data
+            out[:] = octets(data)
         finally:
             self._users[file] -= 1
             if self._closed and not self._users[file]:

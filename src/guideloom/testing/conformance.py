@@ -10,8 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from pathlib import Path, PurePath
 from types import TracebackType
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,7 +24,12 @@ from guideloom._base.protocols import (
     StorageBufferTypes,
 )
 
+T = TypeVar("T")
+
 SMALL = bytes(range(7, 7 + 19))
+
+HANGS_AFTER_S = 60.0
+"""What takes longer is taken to hang."""
 
 
 def _large() -> bytes:
@@ -252,6 +259,17 @@ class BackendConformance(ABC):
 
                 _in_threads(together)
 
+    def test_one_thread_opens_others_read_another_closes(self, tmp_path: Path) -> None:
+        """A reader is not bound to a thread: those of a loader take turns with it."""
+        path = self.place(tmp_path, "a.bin", SMALL)
+        reader = self.make_backend().sync_reader()(path)
+        _in_another_thread(reader.open)
+        try:
+            for offset in range(3):
+                self._check(_in_another_thread(partial(reader.read, offset, 4)), SMALL, offset, 4)
+        finally:
+            _in_another_thread(reader.close)
+
     # --- asyncio readers
 
     def test_async_reads_the_same(self, tmp_path: Path) -> None:
@@ -270,6 +288,38 @@ class BackendConformance(ABC):
                 self._check(data, content, offset, size)
 
         asyncio.run(main())
+
+    def test_async_reads_nothing_from_an_empty_file(self, tmp_path: Path) -> None:
+        """An empty file opens, and has nothing to read."""
+        path = self.place(tmp_path, "empty.bin", b"")
+
+        async def main() -> None:
+            async with self.make_backend().async_reader()(path) as reader:
+                assert await reader.filesize() == 0
+                self._check(await reader.read(0, 0), b"", 0, 0)
+                with _Raises(IndexError, "await read(0, 1) of an empty file"):
+                    await reader.read(0, 1)
+
+        asyncio.run(main())
+
+    def test_async_reads_that_are_cancelled_leave_the_reader_of_use(self, tmp_path: Path) -> None:
+        """Wherever a read is cancelled, the next one gives its bytes, and ``close`` ends."""
+        path = self.place(tmp_path, "a.bin", SMALL)
+
+        async def main() -> None:
+            async with self.make_backend().async_reader()(path) as reader:
+                for steps in range(8):
+                    reading = asyncio.ensure_future(reader.read(0, 7))
+                    for _ in range(steps):
+                        await asyncio.sleep(0)
+                    reading.cancel()
+                    await asyncio.gather(reading, return_exceptions=True)
+                    self._check(await reader.read(3, 4), SMALL, 3, 4)
+
+        try:
+            asyncio.run(asyncio.wait_for(main(), HANGS_AFTER_S))
+        except TimeoutError as error:
+            raise AssertionError(f"after a cancelled read, read or close took {HANGS_AFTER_S} s") from error
 
     def test_async_errors_are_the_same(self, tmp_path: Path) -> None:
         """Ranges outside the file and missing files are the same errors."""
@@ -331,6 +381,12 @@ def _ranges(size: int) -> list[tuple[int, int]]:
     lengths = rng.choice([0, 1, 7, 512, 4_096, 8_192, 65_536, size], 40)
     drawn = [(int(o), int(min(n, size - o))) for o, n in zip(offsets, lengths, strict=True)]
     return [(0, size), *drawn, (size - 1, 1), (0, 1), (4_095, 2), (size, 0)]
+
+
+def _in_another_thread(work: Callable[[], T]) -> T:
+    """Run ``work`` in a thread of its own; what it raises is raised here."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
 
 
 def _in_threads(work: Callable[[], None], count: int = 6) -> None:
