@@ -287,3 +287,72 @@ def test_a_start_that_breaks_off_leaves_no_process(name: str, monkeypatch: pytes
         with pytest.raises(KeyboardInterrupt):
             iter(loader)
         assert not multiprocessing.active_children()
+
+
+SIGNALLED = """
+import multiprocessing, os, signal, sys
+sys.path.insert(0, {root!r})
+from tests.loader.fakes import make_items
+
+def handler(number, frame):
+    os.write(1, b"handled\\n")
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method({method!r})
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP]
+    for number in numbers:
+        signal.signal(number, handler)
+    loader = make_items(80, parallel_method="process", num_workers=2, prefetch=2)
+    loader.open()
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    for number in numbers:
+        os.killpg(0, number)
+    print(len(list(iterator)), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_signals_that_the_caller_handles_are_left_to_it(method: str, tmp_path: Path) -> None:
+    """A batch system signals all processes of a job; the program goes on, and ends, as its handler wants."""
+    script = tmp_path / "program.py"
+    script.write_text(SIGNALLED.format(root=str(ROOT), method=method))
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    ) as program:
+        try:
+            output, errors = program.communicate(timeout=60)
+        finally:
+            program.kill()
+    assert (program.returncode, errors) == (0, "")
+    assert output.splitlines() == ["handled"] * 4 + ["76"]
+
+
+def drawn(samples: list[int]) -> tuple[int, float, float]:
+    return os.getpid(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002  what users write
+
+
+def draws_of_workers() -> list[list[tuple[float, float]]]:
+    with make_items(40, collate_fn=drawn, **WAY) as loader:
+        draws: dict[int, list[tuple[float, float]]] = {}
+        for process, *numbers in loader:
+            draws.setdefault(process, []).append((numbers[0], numbers[1]))
+    return list(draws.values())
+
+
+def test_workers_draw_different_random_numbers() -> None:
+    before = np.random.get_state()[1], torch.get_rng_state()  # noqa: NPY002
+    workers = [*draws_of_workers(), *draws_of_workers()]
+    for generator in range(2):
+        numbers = [draw[generator] for worker in workers for draw in worker]
+        assert len(set(numbers)) == len(numbers) == 80
+    after = np.random.get_state()[1], torch.get_rng_state()  # noqa: NPY002
+    assert np.array_equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])

@@ -386,3 +386,9 @@ def tensor_of(array: npt.NDArray[Any], kind: tuple[torch.dtype, tuple[int, ...]]
 def one_thread() -> None:
     """Keep torch to one thread in a worker: its pool does not survive a fork, and workers are many."""
     torch.set_num_threads(1)
+
+
+def draw_other_numbers(number: int) -> None:
+    """Seed torch in a worker anew, from what its generator would have drawn and the worker's ``number``."""
+    words = [*torch.randint(0, 1 << 32, (2,)).tolist(), number]
+    torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1)))

@@ -66,17 +66,18 @@ def receive(connection: Connection[Any, Any]) -> Answer:
     return Answer(number, ok, body, buffers)
 
 
-def work(connection: Connection[Any, Any], job: Job) -> None:
-    """Body of a worker: answers commands, and sleeps between them, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The parent's handler, inherited by fork, is none of ours.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+def work(connection: Connection[Any, Any], job: Job, parents_signals: tuple[int, ...], number: int) -> None:
+    """Body of a worker: answers commands, and sleeps between them, until the pipe closes.
+
+    ``parents_signals`` are those that the parent has a handler for, or ignores; no two workers of a process have the
+    same ``number``.
+    """
+    _leave_signals_to_parent(parents_signals)
     if "torch" in sys.modules:
         from guideloom._loader import bridge
 
         bridge.one_thread()
+    _draw_other_numbers(number)
     reader = None
     failure: BaseException | None = None
     source: BatchSource | None = None
@@ -106,6 +107,35 @@ def work(connection: Connection[Any, Any], job: Job) -> None:
     finally:
         if reader is not None and failure is None:
             reader.close()
+
+
+def _leave_signals_to_parent(parents_signals: tuple[int, ...]) -> None:
+    """Ignore what the parent handles, and Ctrl-C.
+
+    A batch system signals all processes of a job, so that it may save its state and end, or go on. The parent decides
+    which, and may want more batches until then: its handler, inherited by fork, must not run here, and the workers
+    must not be ended by such a signal. They end with their pipe.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, *parents_signals):
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *parents_signals})
+
+
+def _draw_other_numbers(number: int) -> None:
+    """Give the worker random numbers of its own: a fork copies the parent's generators, and all would draw the same.
+
+    They follow from the parent's generators and ``number``. Python's own generator sees to it by itself.
+    """
+    if "numpy.random" in sys.modules:
+        drawn = np.random.randint(0, 1 << 32, 4, dtype=np.uint32)  # noqa: NPY002  the global one
+        with suppress(TypeError):  # A generator that the user put there, and that cannot be seeded.
+            np.random.seed(np.append(drawn, np.uint32(number)))  # noqa: NPY002
+    if "torch" in sys.modules:
+        from guideloom._loader import bridge
+
+        bridge.draw_other_numbers(number)
 
 
 def _answer(

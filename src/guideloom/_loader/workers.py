@@ -13,6 +13,8 @@ import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from multiprocessing import util
 from time import perf_counter
 from typing import Any
 
@@ -23,10 +25,21 @@ PATIENCE_S = 0.3
 """How long a worker may take to finish what it has begun, or to end, before it is terminated."""
 _LAST_PATIENCE_S = 0.2
 
+# What batch systems send, and users handle.
+_SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+    if hasattr(signal, name)
+]
+_NUMBERS = count()
+
 _STARTED: set[Worker] = set()
+_finalizer: util.Finalize | None = None
 
 
 def _leave_to_parent() -> None:
+    global _finalizer
+    _finalizer = None
     children: set[Any] = getattr(multiprocessing.process, "_children", set())
     while _STARTED:
         worker = _STARTED.pop()
@@ -72,9 +85,13 @@ class Worker:
         try:
             # Daemonic: multiprocessing ends it too, should this process exit in a way that skips our own cleaning up.
             self.process = context.Process(
-                target=work, args=(theirs, job), name=f"guideloom-worker-{number}", daemon=True
+                target=work,
+                args=(theirs, job, handled_signals(), next(_NUMBERS)),
+                name=f"guideloom-worker-{number}",
+                daemon=True,
             )
             _STARTED.add(self)
+            _kill_at_exit()
             self.process.start()
         except BaseException as error:
             if context.get_start_method() != "fork" and isinstance(error, _PICKLING_ERRORS):
@@ -181,13 +198,38 @@ def end_workers(workers: Iterable[Worker], deadline: float) -> None:
         worker.process.join()
 
 
+def _kill_at_exit() -> None:
+    """Have what is left of the workers killed when this process exits.
+
+    multiprocessing would send SIGTERM to them, which they may ignore, and wait for their end.
+    """
+    global _finalizer
+    if _finalizer is None:
+        _finalizer = util.Finalize(None, _kill_all, exitpriority=0)
+
+
+def _kill_all() -> None:
+    for worker in list(_STARTED):
+        if worker.process.pid is not None:
+            worker.process.kill()
+
+
+def handled_signals() -> tuple[int, ...]:
+    """Return the signals that this process has a handler of Python for, or ignores."""
+    return tuple(number for number in _SIGNALS if signal.getsignal(number) not in (signal.SIG_DFL, None))
+
+
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Start processes without SIGINT, until they have said that Ctrl-C is the parent's."""
+    """Start processes without signals that are the parent's to handle, until they have said so themselves."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    blocked: set[int] = {signal.SIGINT}
+    if multiprocessing.get_start_method() != "forkserver":
+        # The server would inherit it, and give it to processes that are none of ours.
+        blocked.update(handled_signals())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         yield
     finally:
