@@ -10,10 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
-from functools import partial
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import TypeVar
 
 import numpy as np
 
@@ -23,8 +21,6 @@ from guideloom._base.protocols import (
     IOSyncReaderAbstract,
     StorageBufferTypes,
 )
-
-T = TypeVar("T")
 
 SMALL = bytes(range(7, 7 + 19))
 
@@ -263,12 +259,14 @@ class BackendConformance(ABC):
         """A reader is not bound to a thread: those of a loader take turns with it."""
         path = self.place(tmp_path, "a.bin", SMALL)
         reader = self.make_backend().sync_reader()(path)
-        _in_another_thread(reader.open)
-        try:
-            for offset in range(3):
-                self._check(_in_another_thread(partial(reader.read, offset, 4)), SMALL, offset, 4)
-        finally:
-            _in_another_thread(reader.close)
+        # All of them live to the end: the number of a thread that is gone may be given to the next.
+        with ThreadPoolExecutor(1) as opens, ThreadPoolExecutor(1) as reads, ThreadPoolExecutor(1) as closes:
+            opens.submit(reader.open).result()
+            try:
+                for offset in range(3):
+                    self._check(reads.submit(reader.read, offset, 4).result(), SMALL, offset, 4)
+            finally:
+                closes.submit(reader.close).result()
 
     # --- asyncio readers
 
@@ -381,12 +379,6 @@ def _ranges(size: int) -> list[tuple[int, int]]:
     lengths = rng.choice([0, 1, 7, 512, 4_096, 8_192, 65_536, size], 40)
     drawn = [(int(o), int(min(n, size - o))) for o, n in zip(offsets, lengths, strict=True)]
     return [(0, size), *drawn, (size - 1, 1), (0, 1), (4_095, 2), (size, 0)]
-
-
-def _in_another_thread(work: Callable[[], T]) -> T:
-    """Run ``work`` in a thread of its own; what it raises is raised here."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result()
 
 
 def _in_threads(work: Callable[[], None], count: int = 6) -> None:
