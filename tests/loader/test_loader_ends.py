@@ -253,6 +253,30 @@ def test_what_an_iterator_held_goes_without_the_collector(way: dict[str, Any], w
         gc.enable()
 
 
+class Kept:
+    """A batch that can be watched."""
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iterator_that_was_closed_keeps_no_batches(num_workers: int) -> None:
+    made: list[weakref.ref[Kept]] = []
+    third = threading.Event()
+
+    def collate(samples: list[int]) -> Kept:
+        batch = Kept()
+        made.append(weakref.ref(batch))
+        if len(made) == 3:
+            third.set()  # so the second is in the queue
+        return batch
+
+    with make_items(20, prefetch=4, num_workers=num_workers, collate_fn=collate) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        assert third.wait(60)
+        iterator.close()
+        assert [batch() for batch in made if batch() is not None] == []
+
+
 def test_the_end_is_the_end_for_all_who_wait_for_it() -> None:
     """Also for who waits while another thread is told."""
     with make_items(1, local_batch_size=1) as loader:

@@ -233,6 +233,35 @@ def test_a_read_that_is_cancelled_while_it_makes_room_leaves_nothing_half_closed
     run(body)
 
 
+def test_after_an_error_no_read_goes_on_that_could_fill_the_buffer() -> None:
+    """Also of a backend that takes its time to end a read that is cancelled: the error waits for it."""
+
+    async def body(backend: Backend) -> None:
+        files = backend.files()
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def lingers(step: str, file: int) -> None:
+            if (step, file) == ("read", 0):
+                begun.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    for _ in range(5):
+                        await asyncio.sleep(0)
+                    over.set()
+            elif step == "read":
+                await begun.wait()
+                raise OSError("a broken store")
+
+        backend.pass_gate = lingers  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="a broken store"):
+            await read(files, 0, 1)
+        assert over.is_set()
+        await files.close()
+
+    run(body)
+
+
 def test_a_turn_that_comes_as_its_read_is_cancelled_goes_to_the_next() -> None:
     async def take(slots: Slots, entered: asyncio.Event) -> None:
         async with slots:

@@ -46,6 +46,26 @@ def test_arrays_in_another_order(make: Callable[[], IOReaderAbstract], dtype: st
 
 
 @pytest.mark.parametrize("make", BACKENDS)
+def test_arrays_in_wider_dtypes_that_no_kernel_converts_to(
+    make: Callable[[], IOReaderAbstract], tmp_path: Path
+) -> None:
+    """Beside fields that one does convert; also where a window lies in two shards."""
+    fields = np.dtype([("a", "<u1"), ("b", "<i2", (2,)), ("c", "<f4"), ("d", "<u2")])
+    storage = StreamStorage(tmp_path, StreamNumpyFormat(fields), make())
+    values = np.arange(9)
+    written = {"a": values + 200, "b": np.stack([-values, values * 3], 1), "c": values / 4, "d": values + 65_000}
+    with storage.sync_writer() as writer:
+        for shard, part in enumerate((slice(0, 3), slice(3, 9))):
+            writer.append(shard, {name: column[part] for name, column in written.items()})
+    wider = {"a": "int16", "b": "int32", "c": "float64", "d": "int64"}
+    with StatefulDataLoader(StreamDataset(storage, 4, dtype=wider), None, local_batch_size=2, device="cpu") as loader:
+        (batch,) = loader
+    for name, column in written.items():
+        assert str(batch[name].dtype) == f"torch.{wider[name]}"
+        assert batch[name].tolist() == column[:8].reshape(2, 4, *column.shape[1:]).tolist()
+
+
+@pytest.mark.parametrize("make", BACKENDS)
 def test_a_format_in_another_order(make: Callable[[], IOReaderAbstract], tmp_path: Path) -> None:
     storage = StreamStorage(tmp_path, BigEndian(), make())
     with storage.sync_writer() as writer:
