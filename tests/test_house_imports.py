@@ -26,6 +26,21 @@ def test_importing_the_package_imports_almost_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("statement", "package"),
+    [
+        ("from guideloom import StatefulDataLoader", "torch"),
+        ("import guideloom.testing.strategies", "hypothesis"),
+    ],
+)
+def test_what_needs_an_extra_says_which(statement: str, package: str) -> None:
+    code = f"import sys\nsys.modules[{package!r}] = None\n{statement}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: "), result.stderr
+    assert f"not installed: pip install {package}" in last
+
+
+@pytest.mark.parametrize(
     "statement",
     [
         "from guideloom import StreamStorage, StreamWithMetaStorage, DocumentStorage",

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import strategies as st
+try:
+    from hypothesis import strategies as st
+except ModuleNotFoundError as error:
+    if error.name != "hypothesis":
+        raise
+    raise ModuleNotFoundError(
+        "guideloom.testing.strategies needs hypothesis, which is not installed: pip install hypothesis",
+        name="hypothesis",
+    ) from None
 
 __all__ = ["document_requests", "loader_configs", "shard_counts", "slices", "span_lengths", "windows"]
 
