@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from guideloom.testing import check_resume, check_worlds, naive_batches, plain, reference
+from guideloom.testing.oracles import difference
 
 
 class FakeLoader:
@@ -145,3 +146,13 @@ def test_worlds_catch_a_loader_that_forgets() -> None:
 def test_plain() -> None:
     found = plain({"a": (np.arange(2), [np.float32(1.5)]), "b": memoryview(b"x"), "c": "text", "d": None})
     assert found == {"a": [[0, 1], [1.5]], "b": b"x", "c": "text", "d": None}
+
+
+def test_a_nan_in_a_batch_is_no_difference() -> None:
+    def batch(*rest: Any) -> Any:
+        return plain([{"a": np.array([1.5, np.nan]), "b": [np.float32(np.nan), *rest]}])
+
+    assert difference(batch(), batch()) is None
+    assert difference(batch(1), batch(2)) == "[0]['b'][1]: expected 1, found 2"
+    assert difference(batch(0.0), batch(np.nan)) == "[0]['b'][1]: expected 0.0, found nan"
+    assert difference({"a": 1}, {"b": 1}) == "expected {'a': 1}, found {'b': 1}"

@@ -100,7 +100,7 @@ def naive_batches(
 
 
 def difference(expected: Any, found: Any) -> str | None:
-    """Say where two nested lists first differ, or None."""
+    """Say where two nested lists and dicts first differ, or None; a NaN is no different from a NaN."""
     if isinstance(expected, list) and isinstance(found, list):
         for i, (left, right) in enumerate(zip(expected, found, strict=False)):
             inner = difference(left, right)
@@ -110,4 +110,13 @@ def difference(expected: Any, found: Any) -> str | None:
             rest = expected[len(found) :] or found[len(expected) :]
             return f"expected {len(expected)} items, found {len(found)}; the first without a partner is {rest[0]!r}"
         return None
-    return None if expected == found else f"expected {expected!r}, found {found!r}"
+    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
+        for key, left in expected.items():
+            inner = difference(left, found[key])
+            if inner is not None:
+                return f"[{key!r}]{inner}" if inner.startswith("[") else f"[{key!r}]: {inner}"
+        return None
+    # What is a NaN is not equal to itself.
+    if expected == found or (expected != expected and found != found):
+        return None
+    return f"expected {expected!r}, found {found!r}"
