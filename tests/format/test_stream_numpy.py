@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pickle
+from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict
 
@@ -74,20 +76,11 @@ def test_other_inputs_are_converted(tokens: Any) -> None:
     assert stream.dtype == TOKENS and stream["tokens"].tolist() == list(tokens)
 
 
-@given(
-    st.sampled_from(["<i4", ">i4", "<u4", "<i8", "<f4", "<U1", "<M8[s]"]),
-    st.sampled_from([(0,), (4,), (2, 3), ()]),
-    st.sampled_from([1, 2, -1]),
-    st.sampled_from(["tokens", "other"]),
-    st.sampled_from([TOKENS, np.dtype([("tokens", "<i4", (3,))]), np.dtype([("tokens", "<M8[s]")])]),
-    st.data(),
+@pytest.mark.parametrize(
+    "stored", [TOKENS, np.dtype([("tokens", "<i4", (3,))]), np.dtype([("tokens", "<M8[s]")])], ids=str
 )
-def test_what_need_not_be_checked_is_taken_as_what_is(
-    dtype: str, shape: tuple[int, ...], step: int, name: str, stored: np.dtype[Any], data: st.DataObject
-) -> None:
+def test_what_need_not_be_checked_is_taken_as_what_is(stored: np.dtype[Any]) -> None:
     """The short way for a dict with one column that is stored as it is, against the long way for any mapping."""
-    values = data.draw(hnp.arrays(dtype, shape))
-    record = {name: values[::step] if shape else values}
 
     def outcome(pack: Any, given: Any) -> Any:
         try:
@@ -95,8 +88,13 @@ def test_what_need_not_be_checked_is_taken_as_what_is(
         except PackError as error:
             return str(error)
 
-    for fmt in (StreamNumpyFormat(stored), DocumentNumpyFormat({"tokens": stored[0]})):
-        assert outcome(fmt.pack, record) == outcome(fmt.pack, MappingProxyType(record))
+    dtypes = ["<i4", ">i4", "<u4", "<i8", "<f4", "<U1", "<M8[s]"]
+    shapes: list[tuple[int, ...]] = [(0,), (4,), (0, 3), (2, 3), (4, 1), ()]
+    for dtype, shape, step, names in product(dtypes, shapes, [1, 2, -1], [["tokens"], ["other"], ["tokens", "other"]]):
+        values = (np.arange(math.prod(shape)) * (2**31 - 1) // 6).astype(dtype).reshape(shape)
+        record = {name: values[::step] if shape else values for name in names}
+        for fmt in (StreamNumpyFormat(stored), DocumentNumpyFormat({"tokens": stored[0]})):
+            assert outcome(fmt.pack, record) == outcome(fmt.pack, MappingProxyType(record)), (dtype, shape, step, names)
 
 
 def test_read_only_input() -> None:
