@@ -1,4 +1,4 @@
-"""Asyncio readers that are opened by several tasks at once, or whose opening is cancelled."""
+"""Asyncio readers that are opened by several tasks at once, whose opening is cancelled, or whose backend fails."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from guideloom import StreamDataset, StreamNumpyFormat, StreamStorage
-from guideloom.errors import InUseError
+from guideloom.errors import CorruptDataError, InUseError
 from guideloom.io import PosixPreadIO
-from guideloom.testing import BackendWrapper, MinimalBackend
+from guideloom.testing import BackendWrapper, Fault, FaultBackend, MinimalBackend
 from guideloom.types import IOAsyncReaderAbstract, IOReaderAbstract
 
 TOKENS = StreamNumpyFormat(np.dtype([("token", "<u2")]))
@@ -109,3 +109,20 @@ def test_of_tasks_that_open_one_reader_at_once_one_does(
 
     asyncio.run(main())
     assert not isinstance(backend, Store) or backend.num_open == 0
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), IndexError("odd"), OSError(5, "odd"), CorruptDataError("odd")])
+def test_what_a_backend_s_read_raises_arrives_alike(folder: Path, error: Exception) -> None:
+    def storage() -> StreamStorage:
+        return StreamStorage(folder, TOKENS, FaultBackend(None, Fault(error, match="*.elements.bin")))
+
+    async def read() -> None:
+        async with storage().async_reader() as reader:
+            await reader.read(0, 3)
+
+    with pytest.raises((ValueError, OSError), match="odd") as asynchronous:
+        asyncio.run(read())
+    with storage().sync_reader() as reader, pytest.raises((ValueError, OSError), match="odd") as synchronous:
+        reader.read(0, 3)
+    assert type(asynchronous.value) is type(synchronous.value)
+    assert str(asynchronous.value) == str(synchronous.value)

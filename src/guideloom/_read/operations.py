@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from guideloom._base.checks import octets
 from guideloom._base.errors import CorruptDataError, NotOpenError
 from guideloom._base.protocols import IOAsyncReaderAbstract
+from guideloom._read.files import is_own_error
 from guideloom._read.fileset import FileSet, FileTable
 from guideloom._read.requests import Gather, Spread
 from guideloom._storage.blocks import BlockChecker
@@ -196,7 +197,9 @@ class AsyncBackendFiles:
                 data = await reader.read(offset, len(out))
             except FileNotFoundError as error:
                 raise self._table.missing(file) from error
-            except IndexError as error:
+            except (ValueError, IndexError) as error:
+                if is_own_error(error):
+                    raise
                 raise self._short(file, offset, len(out), str(error)) from error
             if len(data) != len(out):
                 raise self._short(file, offset, len(out), f"read() gave {len(data)} bytes")
