@@ -15,6 +15,8 @@ SAYS = {
     "documents.py": ["['chat-9', 'chat-0', 'chat-0']", "every document once"],
     "spans.py": ["'Call me Ishmael. ' is from moby/1", "is from emma/1"],
     "span_batches.py": ["[['web'], ['books', 'web']]", "window 1: 3 tokens of books, the first 100"],
+    "document_masks.py": ["positions [0, 1, 2, 0, 1, 2, 3, 4]", "counts    [1, 1, 0, 1, 1, 1, 1, 0]"],
+    "mixing.py": ["75 windows of the web and 50 of books, 25 batches", "the rest is the same"],
     "arrays.py": ["tokens [2, 3, 4, 5, 6, 7] rewards [1.0]", "pixels (4, 6, 3) label 7", "lengths [6, 1, 5, 8]"],
     "processes.py": ["[300, 300, 300, 300]", "a second time it is refused", "[303, 300, 300, 1]", "[2298, 2299, 9]"],
     "workers.py": ["6 batches from 2 processes, the same as without"],

@@ -98,7 +98,8 @@ class StatefulDataLoader(SyncContextManager):
 
     With ``parallel_method="process"`` the first iterator starts the processes, and they stay until ``close``: what is
     changed in ``dataset`` or ``collate_fn`` later does not reach them, and what ``collate_fn`` changes in its own
-    process is there in the next epoch. To hand over a change, ``close`` the loader and ``open`` it again.
+    process is there in the next epoch. To hand over a change, ``close`` the loader and ``open`` it again. They leave
+    signals that the caller has handlers for to it, and the global generators of NumPy and torch differ in each.
 
     ``close`` waits for running reads, less than a second; a read that takes longer ends later, in its own thread, and
     the data set is closed after it. After ``fork`` an iterator of the parent is of no use: call ``iter`` again.
