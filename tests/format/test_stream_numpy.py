@@ -92,7 +92,7 @@ def test_what_need_not_be_checked_is_taken_as_what_is(stored: np.dtype[Any]) -> 
     shapes: list[tuple[int, ...]] = [(0,), (4,), (0, 3), (2, 3), (4, 1), ()]
     for dtype, shape, step, names in product(dtypes, shapes, [1, 2, -1], [["tokens"], ["other"], ["tokens", "other"]]):
         values = (np.arange(math.prod(shape)) * (2**31 - 1) // 6).astype(dtype).reshape(shape)
-        record = {name: values[::step] if shape else values for name in names}
+        record = dict.fromkeys(names, values[::step] if shape else values)
         for fmt in (StreamNumpyFormat(stored), DocumentNumpyFormat({"tokens": stored[0]})):
             assert outcome(fmt.pack, record) == outcome(fmt.pack, MappingProxyType(record)), (dtype, shape, step, names)
 
