@@ -224,3 +224,12 @@ def test_the_pickler_keeps_every_tensor_whole(tensor: torch.Tensor) -> None:
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_dense().float() if tensor.is_floating_point() else tensor
+
+
+def test_pinned_memory_is_the_hosts_whatever_device_is_the_default() -> None:
+    with torch.device("meta"):
+        if torch.cuda.is_available():
+            assert Runtime().empty_pinned((2,), torch.uint8).is_pinned()
+        else:
+            with pytest.raises(RuntimeError, match="pin_memory=True"):
+                Runtime().empty_pinned((2,), torch.uint8)

@@ -54,7 +54,7 @@ class Runtime:
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Allocate an uninitialised tensor in pinned memory."""
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)  # also where the default is another
 
     def move(self, leaf: Any, device: torch.device, non_blocking: bool) -> Any:
         """Copy a tensor to a device."""
@@ -390,5 +390,5 @@ def one_thread() -> None:
 
 def draw_other_numbers(number: int) -> None:
     """Seed torch in a worker anew, from what its generator would have drawn and the worker's ``number``."""
-    words = [*torch.randint(0, 1 << 32, (2,)).tolist(), number]
+    words = [*torch.randint(0, 1 << 32, (2,), device="cpu").tolist(), number]
     torch.manual_seed(int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1)))
