@@ -43,7 +43,8 @@ first = reverse(values, 1)
 stats = getattr(reverse.get(), "stats", None)
 print(json.dumps({"values": values.tolist(), "first": int(first),
                   "hits": sum(stats.cache_hits.values()) if stats else None,
-                  "numba": "numba" in sys.modules}))
+                  "numba": "numba" in sys.modules,
+                  "compiler": "numba.np.linalg" in sys.modules}))
 """
 
 
@@ -81,6 +82,42 @@ def test_second_process_takes_the_kernel_from_the_cache(project: Path, tmp_path:
     answers = [run(env)[0] for _ in range(2)]
     assert all(map(right, answers))
     assert [answer["hits"] for answer in answers] == [0, 1]
+
+
+@pytest.mark.parametrize("tried", [True, False])
+def test_the_compiler_starts_for_nothing_that_is_in_the_cache(project: Path, tmp_path: Path, tried: bool) -> None:
+    """Its start takes longer than to load all kernels; only with an untried release of numba that has to be."""
+    env = environment(project, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+    first, _ = run(env)
+    release = "" if tried else "from guideloom._kernels import jit\njit._TRIED_RELEASES = range(0)\n"
+    second, _ = run(env, release + SCRIPT)
+    assert right(first) and right(second)
+    assert (first["hits"], first["compiler"]) == (0, True)
+    assert (second["hits"], second["compiler"]) == (1, not tried)
+
+
+COMPILED_LATER = """
+import numba
+
+@numba.njit
+def of_the_user(values):
+    names = {1: values.sum(), 2: np.median(values)}
+    return names[1] + names[2] + reverse_compiled(values.astype(np.int64), 1)
+
+@numba.njit("int64(int64)")
+def eager(number):
+    return number * 2
+
+reverse_compiled = reverse.get()
+print(json.dumps([of_the_user(np.arange(5.0)), int(eager(4)), int(reverse(values, 1))]))
+"""
+
+
+def test_what_users_compile_after_a_kernel_of_the_cache(project: Path, tmp_path: Path) -> None:
+    env = environment(project, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+    for _ in range(2):
+        answer, _ = run(env, SCRIPT + COMPILED_LATER)
+        assert answer == [10.0 + 2.0 + 5, 8, 1]
 
 
 def test_a_change_of_any_kernel_source_misses_the_cache(project: Path, tmp_path: Path) -> None:
