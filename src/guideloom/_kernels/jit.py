@@ -108,9 +108,9 @@ def _load(function: Callable[..., Any], signature: str) -> Any:
     if numba.version_info.short not in [(0, minor) for minor in _TRIED_RELEASES]:
         return None
     from numba.core.compiler_lock import global_compiler_lock
-    from numba.core.runtime import rtsys
+    from numba.core.runtime.nrt import rtsys
 
-    dispatcher = numba.njit(nogil=True, cache=True)(function)
+    dispatcher: Any = numba.njit(nogil=True, cache=True)(function)
     with global_compiler_lock:
         context = dispatcher.targetctx
         rtsys.initialize(context)
