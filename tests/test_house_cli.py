@@ -348,6 +348,25 @@ def test_letters_that_the_output_cannot_show_come_as_escapes(tmp_path: Path, nam
             assert arguments[0] == "info" or result.stdout.decode().endswith(f"5 bytes\n{text}\n")
 
 
+INTERRUPTED = """
+import runpy, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "guideloom._commands.show":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = ["--version"]
+runpy.run_module("guideloom", run_name="__main__")
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_gives_no_traceback() -> None:
+    result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "\nguideloom: interrupted\n")
+
+
 def test_output_that_is_closed_is_no_error(stream: Path) -> None:
     command = f"{sys.executable} -W error -m guideloom verify {stream} >&-"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
