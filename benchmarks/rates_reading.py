@@ -42,7 +42,9 @@ from guideloom.io import SeekIO
 
 NUM_SHARDS = 16
 SETTINGS = ((0, 0), (1, 4), (2, 4), (8, 8))
-COPY, PYTHON = "memcpy", "memory"
+COPY, PYTHON, TORCH = "memcpy", "memory", "torch"
+TORCH_SETTINGS = ((0, 0), (2, 4))
+"""torch's ``DataLoader`` prefetches two batches a worker, unless it is told otherwise."""
 NUM_READY = 8
 """Batches in memory that Python is measured on. Few, since all that lives costs time in a pass of the collector."""
 TIMES_LONGER = {"spans": 4.0}
@@ -69,7 +71,7 @@ class Sizes:
 
 
 class Row(NamedTuple):
-    """What is measured, by which backend (or ``memcpy``, or ``memory``), and with which setting."""
+    """What is measured, by which backend (or ``memcpy``, ``memory``, or ``torch``), and with which setting."""
 
     what: str
     by: str
@@ -255,6 +257,41 @@ def read(reading: Reading, folder: Path, backend: Any, workers: int, prefetch: i
     return Pass(num * BATCH * reading.units / spent, collector.num_full, collector.spent_s / spent)
 
 
+class MemmapWindows(torch.utils.data.Dataset[torch.Tensor]):
+    """The windows of a stream as one would write them without a library: an ``np.memmap`` for each file of elements."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = [np.memmap(path, "<i4", "r") for path in sorted(folder.glob("*.elements.bin"))]
+        self._per_file = self._files[0].size // LENGTH
+
+    def __len__(self) -> int:
+        return len(self._files) * self._per_file
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        file, window = divmod(index, self._per_file)
+        return torch.from_numpy(np.array(self._files[file][window * LENGTH : (window + 1) * LENGTH]))
+
+
+def read_by_torch(folder: Path, workers: int, seconds: float) -> Pass:
+    """Take the same windows from torch's own ``DataLoader`` for ``seconds``, shuffled; its start is not timed."""
+    source = torch.utils.data.DataLoader(MemmapWindows(folder), BATCH, shuffle=True, num_workers=workers)
+    collector = Collector()
+    num, spent = 0, 0.0
+    while not num or spent < seconds:
+        batches = iter(source)
+        for _ in range(min(2 * workers + 2, len(source) - 1)):
+            next(batches)
+        with collector:
+            begun = perf_counter()
+            for _ in batches:
+                num += 1
+                if spent + perf_counter() - begun >= seconds:
+                    break
+            spent += perf_counter() - begun
+        del batches  # which ends its processes
+    return Pass(num * BATCH * LENGTH / spent, collector.num_full, collector.spent_s / spent)
+
+
 def copy(base: Any, runs: Runs, units: float, seconds: float) -> Pass:
     """Copy the bytes of the same samples in the same order, one core and nothing else, for ``seconds``."""
     batches = np.add.reduceat(runs.nbytes, np.arange(0, runs.nbytes.size, runs.batch))
@@ -321,6 +358,9 @@ def reading_calls(folder: Path, sizes: Sizes, names: Sequence[str]) -> dict[Row,
         for by, backend in BACKENDS.items():
             for setting in SETTINGS:
                 calls[Row(name, by, *setting)] = partial(read, reading, path, backend(), *setting)
+        if name == "numeric":
+            for setting in TORCH_SETTINGS:
+                calls[Row(name, TORCH, *setting)] = partial(read_by_torch, path, setting[0])
     return calls
 
 
@@ -338,7 +378,7 @@ def reading_rows(folder: Path, sizes: Sizes, names: Sequence[str], rounds: int, 
         entry["full_collections"] = [one.full_collections for one in passes]
         entry["full_collections_share"] = [one.full_collections_share for one in passes]
         entry["of_ceiling"] = ratio(rates, [one.rate for one in found[Row(row.what, COPY)]])
-        if row.by in BACKENDS:
+        if row.by not in (COPY, PYTHON):
             entry["of_no_threads"] = ratio(rates, [one.rate for one in found[Row(row.what, row.by)]])
         rows.append(entry)
     return rows

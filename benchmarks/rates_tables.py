@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.rates_reading import COPY, PYTHON, SETTINGS
+from benchmarks.rates_reading import COPY, PYTHON, SETTINGS, TORCH
 from benchmarks.rates_writing import ALONE, PLAIN
 from benchmarks.workloads import BACKENDS
 
@@ -26,6 +26,7 @@ WORDS = {
     "pack_spans": "by `pack_spans`",
     ALONE: "that `pack` alone, nothing written",
     PYTHON: "that Python in memory",
+    TORCH: "torch's DataLoader over `np.memmap`",
 }
 WITH_SPANS = ("spans", "span-arrays")
 SETTING_WORDS = {
@@ -77,15 +78,18 @@ def _reading(rows: Rows) -> str:
             lines.append(
                 ["", WORDS[PYTHON], f"{_rates(python)}; {python['of_ceiling']:.2f}", *[""] * (len(SETTINGS) - 1)]
             )
-        for by in BACKENDS:
-            cells = []
-            for setting in SETTINGS:
-                row = at[what, by, *setting]
-                cells.append(f"{_rates(row)}; {row['of_ceiling']:.2f}")
-                if setting[1]:
-                    cells[-1] += f"; {row['of_no_threads']:.2f}"
-            lines.append(["", by, *cells])
+        for by in (*BACKENDS, TORCH):
+            cells = [_reading_cell(at.get((what, by, *setting))) for setting in SETTINGS]
+            if any(cells):
+                lines.append(["", WORDS.get(by, by), *cells])
     return _table(["what", "by", *SETTING_WORDS.values()], lines)
+
+
+def _reading_cell(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    cell = f"{_rates(row)}; {row['of_ceiling']:.2f}"
+    return f"{cell}; {row['of_no_threads']:.2f}" if row["prefetch"] else cell
 
 
 def _collections(rows: Rows) -> str:

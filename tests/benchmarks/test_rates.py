@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import rates, rates_reading, rates_tables, rates_writing
-from benchmarks.rates_reading import READINGS, SETTINGS, Sizes
+from benchmarks.rates_reading import READINGS, SETTINGS, TORCH_SETTINGS, Sizes
 from benchmarks.rates_writing import WRITINGS
 from benchmarks.workloads import BACKENDS, copy_runs, loader, take_turns
 from guideloom.io import MmapIO
@@ -42,13 +42,14 @@ def test_every_row_of_reading_is_there(found: dict[str, Any]) -> None:
     for name, reading in READINGS.items():
         expected += [(name, "memcpy", 0, 0)] + [(name, "memory", 0, 0)] * (reading.collate is not None)
         expected += [(name, by, *setting) for by in BACKENDS for setting in SETTINGS]
+        expected += [(name, "torch", *setting) for setting in TORCH_SETTINGS if name == "numeric"]
     rows = found["reading"]
     assert [(row["what"], row["by"], row["workers"], row["prefetch"]) for row in rows] == expected
     for row in rows:
         assert len(row["rates"]) == len(row["full_collections"]) == ROUNDS
         assert 0 < min(row["rates"]) <= row["median"] <= row["best"] == max(row["rates"])
         assert row["of_ceiling"] > 0
-        assert ("of_no_threads" in row) == (row["by"] in BACKENDS)
+        assert ("of_no_threads" in row) == (row["by"] not in ("memcpy", "memory"))
         if (row["workers"], row["prefetch"]) == (0, 0) and row["by"] in BACKENDS:
             assert row["of_no_threads"] == 1
 
@@ -73,7 +74,7 @@ def test_every_row_of_a_full_queue_and_of_writing_is_there(found: dict[str, Any]
 
 def test_the_tables_have_a_line_for_every_row(found: dict[str, Any]) -> None:
     lines = [line for line in rates_tables.tables(found).splitlines() if line.startswith("|")]
-    one_each = sum(1 + (reading.collate is not None) + len(BACKENDS) for reading in READINGS.values())
+    one_each = 1 + sum(1 + (reading.collate is not None) + len(BACKENDS) for reading in READINGS.values())
     num_lines = one_each + 2 * len(BACKENDS) + 2 * len(BACKENDS) + len(found["writing"])
     assert len(lines) == num_lines + 4 * 2  # a head of two lines for each table
     assert {line.count("|") for line in lines} == {len(SETTINGS) + 3, 5}
@@ -137,6 +138,12 @@ def test_the_ceiling_copies_what_the_loader_reads(folder: Path, name: str) -> No
         out = np.zeros(int(runs.nbytes[part].sum()), np.uint8)
         copy_runs()(memory.ctypes.data, runs.src[part], runs.nbytes[part], out.ctypes.data, runs.batch)
         assert out.tobytes() == b"".join(batch)
+
+
+def test_torch_reads_the_same_windows(folder: Path) -> None:
+    windows = rates_reading.MemmapWindows(rates_reading.folder_of(folder, "stream", TINY))
+    found = sorted(windows[index].numpy().tobytes() for index in range(len(windows)))
+    assert found == sorted(sample for batch in batches_of("numeric", folder) for sample in batch)
 
 
 @pytest.mark.parametrize("name", WRITINGS)
