@@ -14,7 +14,7 @@ import pytest
 from benchmarks import rates, rates_reading, rates_tables, rates_writing
 from benchmarks.rates_reading import READINGS, SETTINGS, TORCH_SETTINGS, Sizes
 from benchmarks.rates_writing import WRITINGS
-from benchmarks.workloads import BACKENDS, copy_runs, loader, take_turns
+from benchmarks.workloads import BACKENDS, LENGTH, copy_runs, loader, take_turns
 from guideloom.io import MmapIO
 
 TINY = Sizes(**rates.LEAST)
@@ -143,7 +143,8 @@ def test_the_ceiling_copies_what_the_loader_reads(folder: Path, name: str) -> No
 def test_torch_reads_the_same_windows(folder: Path) -> None:
     windows = rates_reading.MemmapWindows(rates_reading.folder_of(folder, "stream", TINY))
     found = sorted(windows[index].numpy().tobytes() for index in range(len(windows)))
-    assert found == sorted(sample for batch in batches_of("numeric", folder) for sample in batch)
+    ours = np.frombuffer(b"".join(piece for batch in batches_of("numeric", folder) for piece in batch), np.int32)
+    assert found == sorted(window.tobytes() for window in ours.reshape(len(windows), LENGTH))
 
 
 @pytest.mark.parametrize("name", WRITINGS)
