@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+from guideloom._storage import disk
 from guideloom._storage.leftovers import find_leftovers
 from guideloom._storage.writer import DocumentWriter, StreamWriter
 from tests.storage.support import (
@@ -172,3 +173,36 @@ def test_a_full_disk_at_the_close_leaves_the_old_state(
             assert found[shard] in (written(kind, [1 + shard]), written(kind, [5 + shard]))
         assert not [name for name in names(folder) if name.startswith(".tmp")]
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("mode", ["create", "overwrite"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_at_the_first_append_to_a_shard_begins_no_shard(
+    kind: Any, mode: Any, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above all none that is empty, and would replace what is committed."""
+
+    def fail(step: str, path: str) -> None:
+        if step == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    if mode == "overwrite":
+        write(kind, tmp_path, {0: [1], 1: [2]})
+    opened_writer = writer(kind, tmp_path, mode)
+    opened_writer.open()
+    opened_writer.append(0, record_of(kind, 5))
+    opened_writer._buffer_limit = 1
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "before", fail)
+        with pytest.raises(OSError, match=r"No space left"):
+            opened_writer.append(1, record_of(kind, 6))
+    with pytest.raises(KeyError):
+        opened_writer.length(1)
+    if again:
+        opened_writer.append(1, record_of(kind, 7))
+    opened_writer.close()
+    second = [7] if again else [2] if mode == "overwrite" else None
+    expected = [written(kind, [5])] + ([] if second is None else [written(kind, second)])
+    assert shards_of(tmp_path, opened(kind, tmp_path)) == expected
+    assert not [name for name in names(tmp_path) if name.startswith(".tmp")]
