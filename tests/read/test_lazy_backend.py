@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from guideloom import DocumentPickleFormat, DocumentStorage, StreamNumpyFormat, StreamStorage
+from guideloom._read.files import BackendFileSet
+from guideloom._read.fileset import FileTable
 from guideloom.errors import CorruptDataError, DataSetNotFoundError, MissingShardError
 from guideloom.testing import BackendConformance
 from guideloom.types import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
@@ -166,3 +168,30 @@ def test_a_backend_that_gives_too_little_of_a_sound_manifest_is_named(tmp_path: 
         storage.sync_reader().open()
     with pytest.raises(CorruptDataError, match=said):
         asyncio.run(storage.async_reader().open())
+
+
+@pytest.mark.parametrize("given", [0, 3, 4, 5])
+def test_a_reader_that_derives_from_nothing_of_ours_must_give_what_was_asked_for(given: int) -> None:
+    class Reader:
+        def open(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+        def read(self, offset: int, size: int) -> bytes:
+            return b"abcdefgh"[offset : offset + given]
+
+    reader: Any = Reader()
+    files = BackendFileSet(FileTable([PurePath("x")], np.array([8]), np.array([7])), 4, lambda path: reader)
+    out = np.zeros(4, np.uint8)
+    one = np.zeros(1, np.int64)
+    if given == 4:
+        files.gather(one, one + 2, one, one + 4, 0, 1, out)
+        assert out.tobytes() == b"cdef"
+    else:
+        with pytest.raises(CorruptDataError, match=rf"could not give 4 bytes: read\(\) gave {given} bytes") as caught:
+            files.gather(one, one + 2, one, one + 4, 0, 1, out)
+        assert (str(caught.value.path), caught.value.shard, caught.value.offset) == ("x", 7, 2)
+        assert not out.any()
+    files.close()
