@@ -12,7 +12,7 @@ import pytest
 
 from guideloom import StatefulDataLoader
 from guideloom._loader import outbox as module
-from guideloom._loader.outbox import Outbox, Pace, Sleeper
+from guideloom._loader.outbox import PARKED, Outbox, Pace, Sleeper
 from guideloom._loader.work import EndOfEpoch
 from tests.loader.fakes import ItemDataset
 
@@ -301,3 +301,15 @@ def test_fewer_batches_are_made_ahead_for_an_idle_caller(
             dataset.asked = number + 1
             assert next(batches) == [number]
     assert ahead // 2 <= dataset.most_ahead <= ahead
+
+
+def test_the_rest_of_the_batch_thread_ends() -> None:
+    outbox = Outbox(4, 100, lambda: None, hands_over=False)
+    assert not outbox.park()
+    outbox.resting = True
+    assert outbox.park() and outbox.take() is PARKED
+    outbox.took()
+    outbox.unpark()
+    assert not outbox.resting and not outbox.park()
+    outbox.put("made again")
+    assert outbox.take() == "made again"

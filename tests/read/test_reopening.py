@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from guideloom import DocumentDataset, DocumentStorage, StreamDataset, StreamStorage
-from guideloom.errors import InUseError, NotOpenError
-from guideloom.io import PosixPreadIO
+from guideloom.errors import InUseError, MissingShardError, NotOpenError
+from guideloom.io import MmapIO, PosixPreadIO, SeekIO
 from guideloom.testing import IdDocumentFormat, IdStreamFormat
 
 OLD, NEW = 24, 3
@@ -142,3 +142,20 @@ def test_a_second_open_is_refused(case: str, tmp_path: Path) -> None:
         assert read(reader) == before
     with reader:
         assert np.array_equal(read(reader), before)
+
+
+@pytest.mark.parametrize("backend", [SeekIO(), PosixPreadIO(), MmapIO()], ids=lambda backend: type(backend).__name__)
+def test_a_file_that_goes_while_a_data_set_is_open_is_named(backend: Any, tmp_path: Path) -> None:
+    """Though others of the same gather are there."""
+    storage = StreamStorage(tmp_path, IdStreamFormat(), backend)
+    with storage.sync_writer() as writer:
+        for shard in range(3):
+            writer.append(shard, [2 * shard, 2 * shard + 1])
+    with StreamDataset(storage, WINDOW).sync_reader() as reader:
+        (gone,) = tmp_path.glob("0000001-*.elements.bin")
+        gone.unlink()
+        for items in (slice(None), 1):
+            with pytest.raises(MissingShardError) as caught:
+                reader[items]
+            assert (caught.value.path, caught.value.shard) == (str(gone), 1)
+        assert [window.elements.tolist() for window in reader[2::-2]] == [[4, 5], [0, 1]]
