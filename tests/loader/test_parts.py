@@ -41,3 +41,24 @@ def test_threads_that_share_read_parts_at_once(
         loader._sharing.width = len(first_of_parts)
         batches = list(loader)
     assert batches == [list(range(at, min(at + batch_size, 50))) for at in range(0, 50, batch_size)]
+
+
+def test_parts_are_put_together_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sharing, "note", lambda self, *observed: None)
+    gate, alone = threading.Event(), []
+
+    class Slots(dict[int, Any]):
+        def get(self, number: int, default: Any = None) -> Any:
+            if not mutex.locked():
+                alone.append(number)
+            return super().get(number, default)
+
+    dataset = HookedDataset(40, lambda index: gate.wait(30))
+    with StatefulDataLoader(dataset, list, device="cpu", local_batch_size=8, prefetch=1, num_workers=4) as loader:
+        loader._sharing.width = 4
+        iterator = iter(loader)
+        feed: Any = iterator._feed
+        mutex, feed._slots = feed._mutex, Slots(feed._slots)
+        gate.set()
+        assert list(iterator) == [list(range(at, at + 8)) for at in range(0, 40, 8)]
+    assert alone == []
