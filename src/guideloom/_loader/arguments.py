@@ -44,6 +44,7 @@ class Arguments:
     drop_last: bool
     prefetch: int
     copy_ahead: bool
+    whole_epochs: bool
 
     @classmethod
     def checked(cls, dataset: DatasetAbstract, collate_fn: Callable[[list[Any]], Any] | None, **options: Any) -> Self:
@@ -65,7 +66,8 @@ class Arguments:
             raise ArgumentError(
                 f"rank must be in [0, {numbers['world_size']}), the ranks of this world_size, found {numbers['rank']}"
             )
-        flags = {name: yes_or_no(name, options[name]) for name in ("shuffle", "drop_last", "pin_memory", "copy_ahead")}
+        names = ("shuffle", "drop_last", "pin_memory", "copy_ahead", "whole_epochs")
+        flags = {name: yes_or_no(name, options[name]) for name in names}
         device, pin_memory, copy_ahead = bridge.as_device(options["device"]), flags["pin_memory"], flags["copy_ahead"]
         if pin_memory and device.type != "cuda":
             raise ArgumentError(
@@ -87,6 +89,7 @@ class Arguments:
             pin_memory=pin_memory,
             drop_last=flags["drop_last"],
             copy_ahead=copy_ahead,
+            whole_epochs=flags["whole_epochs"],
             **numbers,
         )
 
@@ -94,6 +97,17 @@ class Arguments:
     def seed(self) -> int:
         """The seed of the order."""
         return _SEED_OF_NONE if self.shuffle_seed is None else self.shuffle_seed
+
+    def described(self) -> str:
+        """Return them as they are written in a call; what is False, or True, by default only where it is not."""
+        order = f"shuffle_seed={self.shuffle_seed}" if self.shuffle else "shuffle=False"
+        ends = "" if self.drop_last else ", drop_last=False"
+        whole = ", whole_epochs=True" if self.whole_epochs else ""
+        return (
+            f"local_batch_size={self.local_batch_size}, rank={self.rank}, world_size={self.world_size}, {order}, "
+            f"num_workers={self.num_workers} ({self.parallel_method}), prefetch={self.prefetch}, "
+            f"device={str(self.device)!r}{ends}{whole}"
+        )
 
     def warn(self) -> None:
         """Say what is allowed and is hardly meant; on rank 0 only."""
@@ -116,8 +130,8 @@ class Arguments:
         ahead = self.prefetch * self.local_batch_size
         if ahead < self.num_workers:
             warnings.warn(
-                f"prefetch * local_batch_size is {ahead}, less than num_workers, {self.num_workers}: some workers have "
-                "nothing to do; raise prefetch or use fewer workers",
+                f"prefetch * local_batch_size is {ahead}, less than num_workers, {self.num_workers}: too few "
+                "samples are under way to keep all workers busy; raise prefetch or use fewer workers",
                 UserWarning,
                 stacklevel=_level_outside(_PACKAGE),
             )
