@@ -44,6 +44,7 @@ from tests.loader.fakes import HookedDataset, ItemDataset, RowDataset, make_item
         ({"drop_last": None}, "drop_last must be True or False, found None"),
         ({"pin_memory": "no"}, "pin_memory must be True or False"),
         ({"copy_ahead": []}, "copy_ahead must be True or False"),
+        ({"whole_epochs": "yes"}, "whole_epochs must be True or False, found 'yes'"),
     ],
 )
 def test_a_bad_argument_is_a_value_error_that_names_it(options: dict[str, Any], message: str) -> None:

@@ -72,6 +72,10 @@ class StatefulDataLoader(SyncContextManager):
     copy_ahead : bool, default False
         Whether batches are copied to the CUDA device ahead as well, on a stream of their own, so that a copy runs
         beside the step before. It takes device memory for ``prefetch`` batches; needs ``pin_memory`` and ``prefetch``.
+    whole_epochs : bool, default False
+        Whether ``iter`` ends a live iterator, and goes on at the next epoch's beginning where batches of this one were
+        taken: for frameworks that count batches, or take some and start again. The first ``iter`` after
+        ``load_state_dict`` gives the rest of that epoch, or the next one where nothing is left.
 
     Raises
     ------
@@ -89,7 +93,8 @@ class StatefulDataLoader(SyncContextManager):
     next epoch. An iterator is no longer live when it is exhausted, failed, closed, or dropped (as a ``break`` does);
     where that was before the epoch's end, the next one goes on behind the last batch delivered. So it does after
     ``load_state_dict``: with a state that was saved behind the last batch of an epoch it gives none, and the one after
-    is the next epoch. The state counts the batches that were delivered: whatever was read ahead belongs to the future.
+    is the next epoch. (Not so with ``whole_epochs``.) The state counts the batches that were delivered: whatever was
+    read ahead belongs to the future.
 
     The tensors that come with ``collate_fn=None`` are the caller's, to keep and to change.
 
@@ -122,6 +127,7 @@ class StatefulDataLoader(SyncContextManager):
         drop_last: bool = True,
         prefetch: int = 0,
         copy_ahead: bool = False,
+        whole_epochs: bool = False,
     ) -> None:
         self._arguments = given = Arguments.checked(
             dataset,
@@ -138,6 +144,7 @@ class StatefulDataLoader(SyncContextManager):
             drop_last=drop_last,
             prefetch=prefetch,
             copy_ahead=copy_ahead,
+            whole_epochs=whole_epochs,
         )
         given.warn()
         self._copy_ahead = CopyAhead(given.device) if given.copy_ahead else None
@@ -180,6 +187,7 @@ class StatefulDataLoader(SyncContextManager):
         drop_last: bool = True,
         prefetch: int = 0,
         copy_ahead: bool = False,
+        whole_epochs: bool = False,
     ) -> Self:
         """Return a loader over the windows of a stream, or over documents.
 
@@ -215,6 +223,7 @@ class StatefulDataLoader(SyncContextManager):
             drop_last=drop_last,
             prefetch=prefetch,
             copy_ahead=copy_ahead,
+            whole_epochs=whole_epochs,
         )
 
     @staticmethod
@@ -323,25 +332,21 @@ class StatefulDataLoader(SyncContextManager):
         return self._arguments.dataset
 
     def __repr__(self) -> str:
-        given = self._arguments
-        ends = "" if given.drop_last else ", drop_last=False"
-        order = f"shuffle_seed={given.shuffle_seed}" if given.shuffle else "shuffle=False"
         return (
-            f"<StatefulDataLoader of {type(given.dataset).__name__}, {'open' if self._opened else 'closed'}: "
-            f"epoch {self._position.epoch}, sample {self._position.offset}; local_batch_size={given.local_batch_size}, "
-            f"rank={given.rank}, world_size={given.world_size}, {order}, num_workers={given.num_workers} "
-            f"({given.parallel_method}), prefetch={given.prefetch}, device={str(given.device)!r}{ends}>"
+            f"<StatefulDataLoader of {type(self.dataset).__name__}, {'open' if self._opened else 'closed'}: "
+            f"epoch {self._position.epoch}, sample {self._position.offset}; {self._arguments.described()}>"
         )
 
     # --- iterating ---
 
     def __iter__(self) -> LoaderIterator:
-        """Start the rest of the present epoch.
+        """Start the rest of the present epoch; with ``whole_epochs`` the next one, where this one was begun.
 
         Raises
         ------
         InUseError
-            A RuntimeError: an iterator is live, or another thread, or what a signal's handler interrupted, starts one.
+            A RuntimeError: an iterator is live (not with ``whole_epochs``), or another thread, or what a signal's
+            handler interrupted, starts one.
         NotOpenError
             A RuntimeError: the loader is not open.
         """
@@ -350,6 +355,8 @@ class StatefulDataLoader(SyncContextManager):
         try:
             # Of two threads, or of a signal's handler and what it interrupted, the first one starts.
             self._starts[start] = FORKS.count
+            if self._first_start() is start and self._arguments.whole_epochs:
+                self._begin_whole(opened)
             if self._first_start() is not start or self._live() is not None:
                 raise InUseError(
                     "this loader has a live iterator: run it to its end, close() it, or drop it before you call iter "
@@ -363,6 +370,12 @@ class StatefulDataLoader(SyncContextManager):
             iterator.close()
             raise NotOpenError("the loader was closed while an iterator started: open it again")
         return iterator
+
+    def _begin_whole(self, opened: Opened) -> None:
+        if (iterator := self._live()) is not None:
+            iterator.close()
+        if self._position.taken or not opened.partition.num_batches(self._position.offset):
+            self._end_epoch()
 
     def _started(self, opened: Opened) -> LoaderIterator:
         given = self._arguments
@@ -420,7 +433,7 @@ class StatefulDataLoader(SyncContextManager):
         Raises
         ------
         InUseError
-            A RuntimeError: an iterator is live.
+            A RuntimeError: an iterator is live; ``whole_epochs`` closes it.
         StateSchemaError
             A ValueError: missing, unknown or ill-typed entries, a newer version, or a position behind the epoch's end.
         StateMismatchError
@@ -431,11 +444,14 @@ class StatefulDataLoader(SyncContextManager):
         Before ``open`` the parts that concern the data set are checked at ``open``. A state from the end of an epoch,
         before its ``StopIteration``, continues with the empty rest of that epoch.
         """
-        if self._live() is not None or self._first_start() is not None:
+        live = self._live()
+        if (live is not None and not self._arguments.whole_epochs) or self._first_start() is not None:
             raise InUseError(
                 "a state cannot be loaded while an iterator is live: run it to its end, or close() it, first"
             )
         position = check_schema(state_dict)
+        if live is not None:
+            live.close()
         names = check_override(override, self._fixed)
         state = dict(state_dict)
         if self._opened is None:

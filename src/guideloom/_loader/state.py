@@ -61,10 +61,19 @@ class Fixed:
 
 @dataclass(slots=True)
 class Position:
-    """Where a loader is: ``offset`` samples of ``epoch`` were delivered, over all ranks; an iterator counts it up."""
+    """Where a loader is: ``offset`` samples of ``epoch`` were delivered, over all ranks; an iterator counts it up.
+
+    It was at ``begun`` when the epoch began here, or when a state was loaded.
+    """
 
     epoch: int = 0
     offset: int = 0
+    begun: int = 0
+
+    @property
+    def taken(self) -> bool:
+        """Whether batches were delivered since then."""
+        return self.offset > self.begun
 
 
 def make_state(fixed: Fixed, position: Position) -> StatefulDataLoaderStateDict:
@@ -111,7 +120,8 @@ def check_schema(state: Mapping[str, Any]) -> Position:
             f"the state lacks {_names(missing)}, found {_names(sorted(map(str, state)))}: "
             "pass what state_dict() gave, whole"
         )
-    position = Position(_integer(state, "epoch"), _integer(state, "observation_offset"))
+    offset = _integer(state, "observation_offset")
+    position = Position(_integer(state, "epoch"), offset, begun=offset)
     for key in ("shuffle", "drop_last"):
         if not isinstance(state[key], bool):
             raise StateSchemaError(f"the state's {key} must be True or False, found {state[key]!r}")
