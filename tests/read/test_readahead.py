@@ -242,3 +242,25 @@ def test_all_maps_of_a_small_data_set_are_made_at_the_first_touch(tmp_path: Path
         # What is gone is an error where it is read.
         with pytest.raises(MissingShardError):
             reader.read(100, 10)
+
+
+def test_maps_that_come_and_go_are_not_looked_through_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = StreamStorage(tmp_path, StreamNumpyFormat(np.dtype([("token", "<u2")])), MmapIO())
+    with storage.sync_writer() as writer:
+        for shard in range(6):
+            writer.append(shard, {"token": np.arange(100)})
+    looked_at: list[int] = []
+    # Of each map a little is in the cache, whatever was looked at before.
+    monkeypatch.setattr(files_module, "populate_cached", lambda address, size: looked_at.append(size) or 1)
+    monkeypatch.setattr(files_module, "MAX_POPULATED_BYTES", 500)
+    table = FileTable(sorted(tmp_path.glob("*.elements.bin")), np.full(6, 200), np.arange(6))
+    files: Any = open_file_set(MmapIO(), table, 2)
+    runs = np.arange(6), np.zeros(6, np.int64), np.arange(0, 60, 10), np.full(6, 10)
+    for _ in range(5):
+        out = np.zeros(60, np.uint8)
+        files.gather(*runs, 0, 6, out)
+        assert out.view("<u2").tolist() == [0, 1, 2, 3, 4] * 6
+    assert looked_at == ([200, 200] if sys.platform == "linux" else [])
+    files.close()

@@ -41,7 +41,11 @@ U8 = npt.NDArray[np.uint8]
 
 
 MAX_POPULATED_BYTES = 4 << 30
-"""Most bytes of maps whose page tables are filled when they are opened, for what is in the page cache (2 MiB a GiB)."""
+"""Most bytes of maps whose page tables are filled when they are opened, for what is in the page cache (2 MiB a GiB).
+
+To ask what is there takes 10 ms a GiB, also where it is little. So what was looked at counts, and counts again for a
+map that was made anew: of large data sets maps come and go with each batch.
+"""
 
 
 class PreadFileSet(PooledFileSet[int]):
@@ -109,8 +113,9 @@ class MappedFileSet(PooledFileSet[Any]):
     def __init__(self, table: FileTable, capacity: int, read_ahead_bytes: int = 0) -> None:
         super().__init__(table, capacity, read_ahead_bytes)
         self.desk = new_desk()
-        self._populated = 0
-        self._opens_all = len(table.paths) <= capacity and int(table.sizes.sum()) <= MAX_POPULATED_BYTES
+        self._looked_at = 0
+        # As floats, which do not wrap around.
+        self._opens_all = len(table.paths) <= capacity and table.sizes.sum(dtype=np.float64) <= MAX_POPULATED_BYTES
 
     def _open_one(self, file: int) -> tuple[Any, int]:
         try:
@@ -125,8 +130,9 @@ class MappedFileSet(PooledFileSet[Any]):
             mapped.madvise(mmap.MADV_RANDOM)
         view = np.frombuffer(mapped, np.uint8)
         address = int(view.__array_interface__["data"][0])
-        if sys.platform == "linux" and self._populated + size <= MAX_POPULATED_BYTES:
-            self._populated += populate_cached(address, size)
+        if sys.platform == "linux" and self._looked_at + size <= MAX_POPULATED_BYTES:
+            self._looked_at += size
+            populate_cached(address, size)
         return (mapped, view), address
 
     def _ensure(self, file: int) -> None:
