@@ -12,7 +12,7 @@ from guideloom._storage.manifest import encode_manifest
 from guideloom._storage.names import MANIFEST, MAX_SIZE
 from guideloom._storage.opening import open_catalog
 from guideloom._storage.parts import Parts
-from guideloom._storage.requests import FileSize, ListFolder, ReadFile, Request
+from guideloom._storage.requests import FileSizes, ListFolder, ReadFile, Request
 from guideloom.errors import DamagedRecordError
 
 
@@ -42,8 +42,8 @@ def test_a_total_beyond_64_bits(listing: bool) -> None:
                     return {MANIFEST: 1, **dict.fromkeys(parts.record_names(), -1), **sizes} if listing else None
                 case ReadFile(name):
                     return encode_manifest(parts, ()) if name == MANIFEST else None
-                case FileSize(name):
-                    return sizes[name]
+                case FileSizes(names):
+                    return [sizes[name] for name in names]
 
         return drive(open_catalog("stream", np.dtype("u1"), ""), answer)
 

@@ -29,7 +29,7 @@ from guideloom._storage.opening import open_catalog
 from guideloom._storage.parts import parts_from_records
 from guideloom._storage.record import CommitRecord, FileEntry
 from guideloom._storage.repair import plan_repair, rebuild_manifest
-from guideloom._storage.requests import FileSize, ListFolder, ReadFile, Request
+from guideloom._storage.requests import FileSizes, ListFolder, ReadFile, Request
 from guideloom._storage.writer import DocumentWriter, StreamWriter
 from tests.storage.support import KINDS, Raw, Tokens, opened, shards_of, write, written
 
@@ -290,5 +290,5 @@ def test_what_opening_asks_for(listing: bool, tmp_path: Path) -> None:
     if listing:
         assert asked == {ListFolder: 1, ReadFile: 1}
     else:
-        assert asked == {ListFolder: 1, ReadFile: 2, FileSize: num_shards}
+        assert asked == {ListFolder: 1, ReadFile: 2, FileSizes: 1}
     assert (catalog.elements_file >= 0).tolist() == [bool(shard % 2) for shard in range(num_shards)]

@@ -221,8 +221,8 @@ class IOSyncReaderAbstract(SyncContextManager):
     """One file of a backend.
 
     A subclass takes the path as its only argument and implements ``open``, ``close``, ``filesize`` and ``read``.
-    It may also override ``read_into``, and set ``concurrent_reads`` when several threads may call ``read`` on one
-    object at once; otherwise GuideLoom lets one thread at a time in. One may open it, others read, another close it.
+    It may also override ``read_into``, and set ``concurrent_reads`` when threads may read through one object at once,
+    and open others; otherwise each is used by one at a time, and they are opened one by one. Any thread may close it.
     A missing file is a ``FileNotFoundError`` when the reader is made or opened, or when it is first asked.
     """
 

@@ -269,9 +269,14 @@ class _Entry:
 
     def __init__(self, reader: IOSyncReaderAbstract) -> None:
         self.reader = reader
-        # Its own: what passes unknown attributes on to another reader has not said that of itself.
-        has_said = inspect.getattr_static(reader, "concurrent_reads", None) is not None
-        self.lock = None if has_said and reader.concurrent_reads else threading.Lock()
+        self.lock = None if lets_several_in(reader) else threading.Lock()
+
+
+def lets_several_in(reader: IOSyncReaderAbstract) -> bool:
+    """Whether a user's reader says that several threads may call it at once, and open others beside it."""
+    # Its own: what passes unknown attributes on to another reader has not said that of itself.
+    has_said = inspect.getattr_static(reader, "concurrent_reads", None) is not None
+    return has_said and bool(reader.concurrent_reads)
 
 
 def is_own_error(error: Exception) -> bool:
@@ -289,6 +294,8 @@ class BackendFileSet(PooledFileSet[_Entry]):
     def __init__(self, table: FileTable, capacity: int, make: Callable[[PurePath], IOSyncReaderAbstract]) -> None:
         super().__init__(table, capacity)
         self._make = make
+        self._opens_many = False  # until a reader says that it lets several threads in
+        self._opening: dict[int, threading.Lock] = {}
 
     def _open_one(self, file: int) -> tuple[_Entry, int]:
         try:
@@ -296,7 +303,29 @@ class BackendFileSet(PooledFileSet[_Entry]):
             reader.open()
         except FileNotFoundError as error:
             raise self.table.missing(file) from error
-        return _Entry(reader), 0
+        entry = _Entry(reader)
+        self._opens_many = entry.lock is None
+        return entry, 0
+
+    def _ensure(self, file: int) -> None:
+        with self._pool:
+            if self.values[file] >= 0:
+                return
+            if not self._opens_many:
+                self._open_locked(file)
+                return
+        # Outside of the pool's lock: of a store that takes 100 ms to open a file, a thousand would take a minute and a
+        # half, however many threads read. A lock a file, so that none is opened twice.
+        with self._opening.setdefault(file, threading.Lock()):
+            if self.values[file] < 0:
+                handle, value = self._open_one(file)
+                with self._pool:
+                    self._handles[file] = handle
+                    self.values[file] = value
+
+    def _forget(self) -> None:
+        self._opening = {}
+        super()._forget()
 
     def _close_one(self, handle: _Entry) -> None:
         handle.reader.close()

@@ -22,7 +22,7 @@ from guideloom._base.errors import (
 from guideloom._base.interrupts import open_descriptor
 from guideloom._storage.names import MANIFEST, RECORD_SUFFIX, parse_data_name, parse_record_name
 from guideloom._storage.published import is_published_name
-from guideloom._storage.requests import FileSize, ListDataSets, ListFolder, ReadFile, ReadRange, Request
+from guideloom._storage.requests import FileSize, FileSizes, ListDataSets, ListFolder, ReadFile, ReadRange, Request
 
 ResultT = TypeVar("ResultT")
 
@@ -88,6 +88,8 @@ class LocalFolder:
                 return self.read_file(name, limit_bytes)
             case FileSize(name):
                 return self.file_size(name)
+            case FileSizes(names):
+                return list(map(self.file_size, names))
             case ReadRange(name, offset_bytes, size_bytes):
                 return self.read_range(name, offset_bytes, size_bytes)
 

@@ -31,7 +31,7 @@ from guideloom._storage.names import (
 from guideloom._storage.parts import Parts, catalog_of_parts, join_parts, parts_from_records
 from guideloom._storage.published import is_published_name, published_by_listing, published_by_probing
 from guideloom._storage.record import CommitRecord, decode_record, join_path
-from guideloom._storage.requests import FileSize, ListDataSets, ListFolder, ReadFile, Request
+from guideloom._storage.requests import FileSizes, ListDataSets, ListFolder, ReadFile, Request
 
 Asked: TypeAlias = tuple[Kind, np.dtype[Any] | None, str]
 
@@ -202,12 +202,8 @@ def _open_by_probing(manifest: Manifest | None, asked: Asked, folder: str) -> Ge
             )
         return catalog
     catalog = _catalog(parts, asked, folder)
-    found = np.full(len(catalog.files), -1, np.int64)
-    for place, name in enumerate(catalog.files):
-        size = yield FileSize(name)
-        if size is not None:
-            found[place] = size
-    _check_sizes(catalog, found, folder)
+    sizes = yield FileSizes(catalog.files)
+    _check_sizes(catalog, np.array([-1 if size is None else size for size in sizes], np.int64), folder)
     return catalog
 
 

@@ -41,6 +41,13 @@ class FileSize:
 
 
 @dataclass(frozen=True, slots=True)
+class FileSizes:
+    """Answer: what :class:`FileSize` answers for each name, as a list; a driver may ask for many at once."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadRange:
     """Answer: exactly ``size_bytes`` bytes of the file from ``offset_bytes``."""
 
@@ -50,4 +57,4 @@ class ReadRange:
 
 
 AboutFile = ReadFile | FileSize | ReadRange
-Request = ListFolder | ListDataSets | AboutFile
+Request = ListFolder | ListDataSets | FileSizes | AboutFile
