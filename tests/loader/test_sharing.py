@@ -15,12 +15,13 @@ def run(
     num_readers: int = 8,
     waiting: float = 1.0,
     processors: int = 2,
+    window: int = 4,
 ) -> tuple[float, list[int]]:
     """Return the time of a run with costs ``cost_s(number, width)``, and the width at each batch.
 
     ``waiting``: which part of the time of a batch read alone is spent in waits.
     """
-    sharing = Sharing(num_readers, 4, processors)
+    sharing = Sharing(num_readers, window, processors)
     total, widths = 0.0, []
     for number in range(batches):
         cost = cost_s(number, sharing.width)
@@ -54,6 +55,26 @@ def test_a_slow_device_gets_all_threads_within_a_few_batches() -> None:
     total, widths = run(5000, lambda number, width: waiting(width))
     assert widths[:40] == [0] * 4 + [2] * 12 + [4] * 12 + [8] * 12
     assert total < 1.1 * 5000 * waiting(8)
+
+
+def test_a_deep_queue_does_not_keep_a_slow_device_waiting_for_its_threads() -> None:
+    total, widths = run(5000, lambda number, width: waiting(width), 16, window=32)
+    assert widths[:77] == [0] * 4 + [2] * 12 + [4] * 12 + [8] * 16 + [16] * 33
+    assert total < 1.15 * 5000 * waiting(16)
+
+
+def test_what_many_threads_read_ahead_does_not_speak_for_few() -> None:
+    # A trial of fewer begins with batches that wait in the queue, and cost nothing.
+    changed = [0, 0]
+
+    def cost(number: int, width: int) -> float:
+        if width != changed[1]:
+            changed[:] = number, width
+        return 0.0001 if 0 < width < 16 and number > 500 and number - changed[0] < 24 else waiting(width)
+
+    _, widths = run(3000, cost, 16, window=32)
+    assert 8 in widths[500:] and set(widths[500:]) == {8, 16}
+    assert widths[500:].count(16) > 2000
 
 
 def test_reads_that_never_wait_are_not_shared_among_more_threads_than_processors() -> None:

@@ -160,7 +160,10 @@ class Sharing:
             return
         self._trial = step
         self.width = self._levels[self._level + step]
-        self._start(max(_SHARED_TRIAL, 2 * self._window) if self.width else _ALONE_TRIAL)
+        # Shared batches come in bursts of as many as are read at once. With fewer threads than before, those that more
+        # have read ahead come first.
+        burst = self._window if step < 0 else min(self._window, self.width)
+        self._start(max(_SHARED_TRIAL, 2 * burst) if self.width else _ALONE_TRIAL)
 
     def _settle(self) -> None:
         """Stay at the present level for a while."""
