@@ -68,7 +68,7 @@ class StatefulDataLoader(SyncContextManager):
         steps: one that has no part of the last batch gets 0 samples, and ``collate_fn`` the empty list.
     prefetch : int, default 0
         Batches made ahead, by a thread of their own, which a caller that waits helps to read. 0: no look-ahead;
-        workers read parts of the present batch.
+        workers read parts of the present batch, where there is a ``collate_fn``.
     copy_ahead : bool, default False
         Whether batches are copied to the CUDA device ahead as well, on a stream of their own, so that a copy runs
         beside the step before. It takes device memory for ``prefetch`` batches; needs ``pin_memory`` and ``prefetch``.

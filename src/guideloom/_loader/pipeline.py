@@ -74,8 +74,8 @@ class ThreadFeed:
     num_workers : int
         Reading threads.
     prefetch : int
-        Batches made ahead by a thread of their own; 0: nothing is read ahead, the caller makes each batch with the
-        help of the reading threads.
+        Batches made ahead by a thread of their own; 0: nothing is read ahead, the caller makes each batch, with the
+        help of the reading threads where ``work`` splits batches.
     sharing : Sharing
         What was found out about reading threads so far; made for ``num_workers`` and ``prefetch``.
     desk : int64 array
