@@ -18,7 +18,7 @@ import pytest
 from guideloom._storage import disk
 from guideloom._storage.commit import gather_manifest
 from guideloom._storage.local import LocalFolder, drive
-from guideloom._storage.opening import open_catalog
+from guideloom._storage.opening import open_catalog, read_manifest
 from guideloom._storage.requests import ListFolder, ReadFile, Request
 from guideloom._storage.verify import verify
 from tests.storage.support import KINDS, TOKEN, names, opened, shards_of, write, written
@@ -169,3 +169,37 @@ def test_a_gatherer_that_is_overtaken_gathers_again(tmp_path: Path) -> None:
     assert overtaken == ["write", "sync", "rename"]
     assert verify(tmp_path, jobs=1).findings == ()
     assert shards_of(tmp_path, opened("stream", tmp_path, listing=False)) == content([1], [1], [2], [3])
+
+
+@pytest.mark.parametrize("what", ["a record", "data files", "nothing of ours"])
+def test_what_appears_while_a_manifest_gets_its_name_is_looked_at(what: str, tmp_path: Path) -> None:
+    """Of a writer that withdrew manifests before this one was begun, and commits now."""
+    folder, aside = tmp_path / "data", tmp_path / "aside"
+    aside.mkdir()
+    write("stream", folder, {0: [1], 1: [2]})
+    for path in folder.glob("0000001-*"):
+        if what == "data files" or path.name.endswith(".commit.json"):
+            path.rename(aside / path.name)
+    rounds: list[str] = []
+
+    def before(name: str, path: str) -> None:
+        if name == "rename" and path.endswith("manifest.json"):
+            if not rounds and what == "nothing of ours":
+                (folder / "notes.txt").write_text("mine")
+            elif not rounds:
+                for file in aside.iterdir():
+                    file.rename(folder / file.name)
+            rounds.append(path)
+
+    disk.before = before
+    try:
+        gather_manifest(str(folder), "gatherer", None)
+    finally:
+        disk.before = None
+    assert len(rounds) == (1 if what == "nothing of ours" else 2)
+    manifest = drive(read_manifest(str(folder)), LocalFolder(folder).answer)
+    assert manifest is not None
+    if what == "nothing of ours":
+        assert (manifest.parts.shard.tolist(), manifest.pending) == ([0], ((1, 0),))
+    else:
+        assert (manifest.parts.shard.tolist(), manifest.pending) == ([0, 1], ())

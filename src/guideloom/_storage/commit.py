@@ -299,7 +299,8 @@ def gather_manifest(folder: str, token: str, known: Parts | None) -> None:
     for _ in range(_GATHER_ROUNDS):
         disk.create_empty(temporary)
         try:
-            before = _listed(folder)
+            names = _names(folder)
+            before = _listed(names)
             known = _committed(local, folder, before[0], known)
             data = None if known is None else encode_manifest(known, before[1])
         except BaseException:
@@ -318,7 +319,8 @@ def gather_manifest(folder: str, token: str, known: Parts | None) -> None:
             with contextlib.suppress(OSError):
                 disk.unlink(temporary)
             raise
-        if _listed(folder) == before:
+        again = _names(folder)
+        if again == names or _listed(again) == before:
             disk.sync_folder(folder)
             return
     # Others go on committing; the last of them gathers. Without a manifest readers read the records, which is only
@@ -343,10 +345,15 @@ def withdraw_manifest(folder: str) -> None:
     disk.unlink(os.path.join(folder, MANIFEST))
 
 
-def _listed(folder: str) -> tuple[frozenset[str], tuple[tuple[int, int], ...]]:
-    """Names of the commit records in a folder, and the parts that have data files and no record."""
+def _names(folder: str) -> frozenset[str]:
+    """Names in a folder, but for the manifest and what is temporary."""
+    return frozenset(name for name in os.listdir(folder) if name != MANIFEST and not name.startswith(TEMPORARY_PREFIX))
+
+
+def _listed(names: Iterable[str]) -> tuple[frozenset[str], tuple[tuple[int, int], ...]]:
+    """Those of the commit records, and the parts that have data files and no record."""
     records, with_record, with_data = set(), set(), set()
-    for name in os.listdir(folder):
+    for name in names:
         numbers = parse_record_name(name)
         if numbers is not None:
             records.add(name)
