@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import threading
 import weakref
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from guideloom import StatefulDataLoader
+from guideloom._loader import outbox
 from guideloom.errors import NotOpenError
 from tests.loader.fakes import Gate, HookedDataset, ItemDataset, failing_on_seven, make_items
 
@@ -318,3 +320,31 @@ def test_threads_that_share_an_iterator_get_each_batch_once(way: dict[str, Any])
             assert loader.state_dict()["epoch"] == 1
     finally:
         sys.setswitchinterval(interval)
+
+
+class OpensGate(logging.Handler):
+    """Opens a gate at the second warning, as whoever reads the log would see to the storage."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__(logging.WARNING)
+        self.gate = gate
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        if len(self.lines) == 2:
+            self.gate.opened.set()
+
+
+@pytest.mark.parametrize("way", THREADED, ids=str)
+def test_a_wait_without_end_is_told_in_the_log(way: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "STALLED_S", 0.05)
+    gate = Gate([5])
+    told = OpensGate(gate)
+    logging.getLogger("guideloom").addHandler(told)
+    try:
+        with StatefulDataLoader(HookedDataset(20, gate), list, device="cpu", **way) as loader:
+            assert [sample for batch in loader for sample in batch] == list(range(20))
+    finally:
+        logging.getLogger("guideloom").removeHandler(told)
+    assert "no batch for" in told.lines[0] and told.lines[0] != told.lines[1]

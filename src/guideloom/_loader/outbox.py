@@ -11,6 +11,7 @@ loses no time to wake it, nor waits for the interpreter lock that it would take 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,11 @@ from guideloom._kernels.gather import new_status
 from guideloom._kernels.spin import hand_over
 from guideloom._loader.sharing import usable_processors
 from guideloom._loader.work import EndOfEpoch
+
+LOGGER = logging.getLogger("guideloom")
+
+STALLED_S = 60.0
+"""A caller that waits so long for one batch is told by a warning in the log, and again as often as that passes."""
 
 WATCHES = usable_processors() > 1
 """Whether threads watch for a moment before they sleep: where they would not stand in each other's way."""
@@ -324,6 +330,7 @@ class Outbox:
         hold = self.taken > 0
         watch = self.hands_over
         item: Any = None
+        waited_s = 0.0
         while True:
             with self.mutex:
                 if self._ready:
@@ -346,7 +353,12 @@ class Outbox:
                 continue
             if producer is not None:
                 producer.wake()
-            if not self._caller.sleep(_HOLD_S if hold else -1):
+            if not self._caller.sleep(_HOLD_S if hold else STALLED_S):
+                if not hold:
+                    waited_s += STALLED_S
+                    LOGGER.warning(
+                        "no batch for %g s: a read or collate_fn takes that long, or hangs; still waiting", waited_s
+                    )
                 hold = False
         if producer is not None:
             producer.wake()
