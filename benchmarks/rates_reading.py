@@ -6,7 +6,7 @@ import gc
 import itertools
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -232,6 +232,18 @@ class Collector:
         gc.callbacks.remove(self)
 
 
+def take(batches: Iterator[Any], collector: Collector, seconds: float) -> tuple[int, float]:
+    """Take batches for ``seconds``, or all that are left; return how many there were, and the time."""
+    num = 0
+    with collector:
+        begun = perf_counter()
+        for _ in batches:
+            num += 1
+            if perf_counter() - begun >= seconds:
+                break
+        return num, perf_counter() - begun
+
+
 def read(reading: Reading, folder: Path, backend: Any, workers: int, prefetch: int, seconds: float) -> Pass:
     """Take batches for ``seconds``, and at least one, in as many epochs as that makes.
 
@@ -247,13 +259,8 @@ def read(reading: Reading, folder: Path, backend: Any, workers: int, prefetch: i
             with closing(iter(source)) as batches:
                 for _ in range(ahead):
                     next(batches)
-                with collector:
-                    begun = perf_counter()
-                    for _ in batches:
-                        num += 1
-                        if spent + perf_counter() - begun >= seconds:
-                            break
-                    spent += perf_counter() - begun
+                more, took_s = take(batches, collector, seconds - spent)
+            num, spent = num + more, spent + took_s
     return Pass(num * BATCH * reading.units / spent, collector.num_full, collector.spent_s / spent)
 
 
@@ -281,13 +288,8 @@ def read_by_torch(folder: Path, workers: int, seconds: float) -> Pass:
         batches = iter(source)
         for _ in range(min(2 * workers + 2, len(source) - 1)):
             next(batches)
-        with collector:
-            begun = perf_counter()
-            for _ in batches:
-                num += 1
-                if spent + perf_counter() - begun >= seconds:
-                    break
-            spent += perf_counter() - begun
+        more, took_s = take(batches, collector, seconds - spent)
+        num, spent = num + more, spent + took_s
         del batches  # which ends its processes
     return Pass(num * BATCH * LENGTH / spent, collector.num_full, collector.spent_s / spent)
 
