@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from guideloom import StatefulDataLoader
-from guideloom.errors import InUseError, NotOpenError
+from guideloom.errors import InUseError, NotOpenError, StateMismatchError
 from guideloom.testing import reference
 from tests.loader.fakes import make_items
 
@@ -115,6 +115,16 @@ def test_a_state_may_be_loaded_while_an_iterator_is_live() -> None:
         live = iter(loader)
         with pytest.raises(InUseError):
             loader.load_state_dict(state)
+
+
+def test_a_state_that_is_refused_ends_no_iterator() -> None:
+    (epoch,) = reference(make, 1)
+    with whole() as loader:
+        batches = iter(loader)
+        assert next(batches) == epoch[0]
+        with pytest.raises(StateMismatchError, match="shuffle_seed"):
+            loader.load_state_dict({**loader.state_dict(), "shuffle_seed": 4})
+        assert list(batches) == epoch[1:]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -450,12 +450,12 @@ class StatefulDataLoader(SyncContextManager):
                 "a state cannot be loaded while an iterator is live: run it to its end, or close() it, first"
             )
         position = check_schema(state_dict)
-        if live is not None:
-            live.close()
         names = check_override(override, self._fixed)
         state = dict(state_dict)
+        check_match(state, self._fixed_by_arguments() if self._opened is None else self._fixed, names)
+        if live is not None:
+            live.close()
         if self._opened is None:
-            check_match(state, self._fixed_by_arguments(), names)
             self._position = position
             self._loaded = (state, names)
         else:
