@@ -102,7 +102,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 def test_every_setting_is_measured_warm_and_cold_and_beside_a_step(bench: Bench, stream: Path) -> None:
     before = {path.name: path.read_bytes() for path in stream.iterdir()}
-    found = bench(stream, "--sequence-length", "64", "--cold", "--step-ms", "1", "--seconds", "12")
+    found = bench(stream, "--sequence-length", "64", "--cold", "--step-ms", "1", "--seconds", "5")
     expected = list(itertools.product(("pread", "mmap"), (0, 1), (0, 2)))
     assert [(row["backend"], row["workers"], row["prefetch"]) for row in found["rows"]] == expected
     times = ("first_s", "batch_s", "rate", "cold_first_s", "cold_batch_s", "cold_rate", "wait_s")
