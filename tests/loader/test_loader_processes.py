@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from guideloom import StatefulDataLoader
-from guideloom._loader import processes
+from guideloom._loader import processes, worker_body
 from guideloom.errors import ArgumentError
 from guideloom.testing import plain
 from tests.loader import fakes
@@ -357,3 +357,33 @@ def test_workers_draw_different_random_numbers() -> None:
     after = np.random.get_state()[1], torch.get_rng_state()  # noqa: NPY002
     assert np.array_equal(before[0], after[0])
     assert torch.equal(before[1], after[1])
+
+
+def test_a_worker_draws_though_a_thread_of_its_parent_drew_while_it_was_forked() -> None:
+    drawing, forked = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        with np.random.get_bit_generator().lock:
+            drawing.set()
+            forked.wait()
+
+    thread = threading.Thread(target=draw)
+    process = multiprocessing.get_context("fork").Process(target=draw_as_worker)
+    thread.start()
+    drawing.wait()
+    try:
+        process.start()
+        process.join(30)
+        assert process.exitcode == 0
+    finally:
+        forked.set()
+        thread.join()
+        process.kill()
+        process.join()
+
+
+def draw_as_worker() -> None:
+    before = np.random.get_bit_generator().state["state"]["key"]
+    worker_body._draw_other_numbers(3)
+    np.random.standard_normal()  # noqa: NPY002
+    assert not np.array_equal(np.random.get_bit_generator().state["state"]["key"], before)

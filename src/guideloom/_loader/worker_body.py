@@ -129,9 +129,13 @@ def _draw_other_numbers(number: int) -> None:
     They follow from the parent's generators and ``number``. Python's own generator sees to it by itself.
     """
     if "numpy.random" in sys.modules:
-        drawn = np.random.randint(0, 1 << 32, 4, dtype=np.uint32)  # noqa: NPY002  the global one
-        with suppress(TypeError):  # A generator that the user put there, and that cannot be seeded.
-            np.random.seed(np.append(drawn, np.uint32(number)))  # noqa: NPY002
+        parents = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        # Another kind of generator was put there by the user, and is left as it is.
+        if isinstance(parents, np.random.MT19937):
+            state: Any = parents.state["state"]
+            seed = np.random.SeedSequence([*state["key"].tolist(), int(state["pos"]), number])
+            # Not seeded, but replaced: a thread that the fork left behind may have held the lock of the parent's.
+            np.random.set_bit_generator(np.random.MT19937(seed))  # type: ignore[attr-defined]
     if "torch" in sys.modules:
         from guideloom._loader import bridge
 
