@@ -14,7 +14,7 @@ from guideloom import DocumentPickleFormat, DocumentStorage, StreamNumpyFormat, 
 from guideloom._read.files import BackendFileSet
 from guideloom._read.fileset import FileTable
 from guideloom.errors import CorruptDataError, DataSetNotFoundError, MissingShardError
-from guideloom.testing import BackendConformance
+from guideloom.testing import BackendConformance, IdStreamFormat, make_stream
 from guideloom.types import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
 
 
@@ -195,3 +195,27 @@ def test_a_reader_that_derives_from_nothing_of_ours_must_give_what_was_asked_for
         assert (str(caught.value.path), caught.value.shard, caught.value.offset) == ("x", 7, 2)
         assert not out.any()
     files.close()
+
+
+class OpenedReader(LazyReader):
+    opened = False
+
+    def open(self) -> None:
+        self.opened = True
+
+    @property
+    def concurrent_reads(self) -> bool:  # type: ignore[override]
+        if not self.opened:
+            raise RuntimeError("only a connection that is open knows")
+        return True
+
+
+class Opened(Lazy):
+    def sync_reader(self) -> Callable[[PurePath], IOSyncReaderAbstract]:
+        return OpenedReader
+
+
+def test_a_reader_is_asked_about_threads_when_it_is_open(tmp_path: Path) -> None:
+    make_stream(tmp_path, (4,) * 3)
+    with StreamStorage(tmp_path, IdStreamFormat(np.dtype("<i8")), Opened()).sync_reader() as reader:
+        assert reader.read(0, 12).elements.tolist() == list(range(12))

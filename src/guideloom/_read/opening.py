@@ -109,9 +109,10 @@ class BackendFolder:
 
     def _ask(self, request: AboutFile) -> Any:
         reader = self._make(self._directory / request.name)
-        self._threads = _SIZES_AT_ONCE if lets_several_in(reader) else 1
         reader.open()
         try:
+            # Not before it is open: what it wraps may be what knows.
+            self._threads = _SIZES_AT_ONCE if lets_several_in(reader) else 1
             if isinstance(request, ReadRange):
                 with short_reads_named(request, self._directory):
                     data = bytes(reader.read(request.offset_bytes, request.size_bytes))
