@@ -17,6 +17,9 @@ from benchmarks.rates_writing import WRITINGS
 from benchmarks.workloads import BACKENDS, LENGTH, copy_runs, loader, take_turns
 from guideloom.io import MmapIO
 
+# Of torch's loader, on a machine with one processor.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
 TINY = Sizes(**rates.LEAST)
 ROUNDS = 1
 
