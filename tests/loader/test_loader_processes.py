@@ -387,3 +387,23 @@ def draw_as_worker() -> None:
     worker_body._draw_other_numbers(3)
     np.random.standard_normal()  # noqa: NPY002
     assert not np.array_equal(np.random.get_bit_generator().state["state"]["key"], before)
+
+
+def test_signals_stay_blocked_while_the_first_process_of_another_method_is_started() -> None:
+    program = """
+        import multiprocessing, signal
+        from multiprocessing import resource_tracker
+        from guideloom._loader.workers import interrupts_blocked
+
+        multiprocessing.set_start_method("spawn")
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        with interrupts_blocked():
+            resource_tracker.getfd()  # as each start does
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        print(*sorted(signal.Signals(number).name for number in blocked))
+        print(*signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines() == ["SIGINT SIGTERM", ""]

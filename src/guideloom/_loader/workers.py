@@ -226,7 +226,13 @@ def interrupts_blocked() -> Iterator[None]:
         yield
         return
     blocked: set[int] = {signal.SIGINT}
-    if multiprocessing.get_start_method() != "forkserver":
+    method = multiprocessing.get_start_method()
+    if method != "fork":
+        from multiprocessing import resource_tracker  # where there is one: not on Windows
+
+        # It is started with the first of such processes, and unblocks signals then; so does it here, before.
+        resource_tracker.ensure_running()
+    if method != "forkserver":
         # The server would inherit it, and give it to processes that are none of ours.
         blocked.update(handled_signals())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
