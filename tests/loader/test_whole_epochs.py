@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from guideloom import StatefulDataLoader
-from guideloom.errors import InUseError, NotOpenError, StateMismatchError
+from guideloom.errors import InUseError, NotOpenError, StateMismatchError, StateSchemaError
 from guideloom.testing import reference
 from tests.loader.fakes import make_items
 
@@ -124,6 +124,9 @@ def test_a_state_that_is_refused_ends_no_iterator() -> None:
         assert next(batches) == epoch[0]
         with pytest.raises(StateMismatchError, match="shuffle_seed"):
             loader.load_state_dict({**loader.state_dict(), "shuffle_seed": 4})
+        behind = {**loader.state_dict(), "dataset_size": 10_000, "observation_offset": 10_000}
+        with pytest.raises(StateSchemaError, match="observation_offset"):
+            loader.load_state_dict(behind, override={"identity"})
         assert list(batches) == epoch[1:]
 
 

@@ -454,6 +454,7 @@ class StatefulDataLoader(SyncContextManager):
         state = dict(state_dict)
         check_match(state, self._fixed_by_arguments() if self._opened is None else self._fixed, names)
         if live is not None:
+            check_offset(position, self._fixed.dataset_size or 0)
             live.close()
         if self._opened is None:
             self._position = position
