@@ -151,12 +151,18 @@ def test_an_idle_caller_and_its_producer_take_turns_without_sleep(monkeypatch: p
         return sleep(self, timeout_s)
 
     monkeypatch.setattr(Sleeper, "sleep", counted)
-    producer = Producer(4, 3000, hands_over=True)
-    producer.thread.start()
-    assert [producer.outbox.take() for _ in range(3000)] == list(range(3000))
-    producer.thread.join()
-    # Whoever loses the processor is out of step for some turns. Without watching it would be 1,200.
-    assert len(slept) < 300
+
+    def num_slept() -> int:
+        slept.clear()
+        producer = Producer(4, 3000, hands_over=True)
+        producer.thread.start()
+        assert [producer.outbox.take() for _ in range(3000)] == list(range(3000))
+        producer.thread.join()
+        return len(slept)
+
+    # Who loses the processor at a bad moment is out of step for many turns: some run has to be free of that, and the
+    # start may be out of step in each. Without watching each run has 1,200.
+    assert any(num_slept() <= 30 for _ in range(50))
 
 
 def test_a_wake_while_watching_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
