@@ -6,6 +6,7 @@ import os
 import random
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -143,26 +144,26 @@ def test_an_idle_caller_and_its_producer_take_turns_without_sleep(monkeypatch: p
     monkeypatch.setattr(module, "_PRODUCER_TURNS", 1 << 40)
     monkeypatch.setattr(module, "_LONGEST_WATCH_NS", 1 << 60)
     monkeypatch.setattr(module, "_HELD_UP_S", 1000.0)
-    slept: list[str] = []
     sleep = Sleeper.sleep
 
-    def counted(self: Any, timeout_s: float = -1) -> bool:
-        slept.append(threading.current_thread().name)
-        return sleep(self, timeout_s)
-
-    monkeypatch.setattr(Sleeper, "sleep", counted)
-
-    def num_slept() -> int:
-        slept.clear()
+    def longest_without_sleep() -> int:
+        """Batches that were taken while no one slept, in a run of 3000."""
         producer = Producer(4, 3000, hands_over=True)
+        taken = [0]
+
+        def noted(self: Any, timeout_s: float = -1) -> bool:
+            taken.append(producer.outbox.taken)
+            return sleep(self, timeout_s)
+
+        monkeypatch.setattr(Sleeper, "sleep", noted)
         producer.thread.start()
         assert [producer.outbox.take() for _ in range(3000)] == list(range(3000))
         producer.thread.join()
-        return len(slept)
+        return max(after - before for before, after in pairwise(sorted([*taken, 3000])))
 
-    # Who loses the processor at a bad moment is out of step for many turns: some run has to be free of that, and the
-    # start may be out of step in each. Without watching each run has 1,200.
-    assert any(num_slept() <= 30 for _ in range(50))
+    # Who loses the processor is out of step for a while, on a busy machine again and again: there it is some 20 at a
+    # time, elsewhere all 3000. Without watching it is never more than 5.
+    assert any(longest_without_sleep() > 10 for _ in range(20))
 
 
 def test_a_wake_while_watching_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
