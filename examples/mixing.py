@@ -30,8 +30,8 @@ class Mixture(DatasetAbstract):
         return MixtureReader(self)
 
     def async_reader(self) -> DatasetAsyncReaderAbstract:
-        """Is not asked for: the loader reads through the other one."""
-        raise NotImplementedError
+        """Refuse: the loader reads through the other one."""
+        raise TypeError("a mixture has no asyncio reader: use sync_reader()")
 
 
 class MixtureReader(DatasetSyncReaderAbstract):

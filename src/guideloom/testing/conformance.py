@@ -58,9 +58,9 @@ class _Raises(AbstractContextManager["_Raises"]):
 class BackendConformance(ABC):
     """Inherit from this in a pytest module, say how to make the backend, and get its tests.
 
-    A backend of another kind of store also overrides :meth:`place`. One that nobody will use with asyncio may let
-    ``async_reader`` raise ``NotImplementedError``: run its tests with ``-k "not async"`` then, and leave that word out
-    of the names of your class and module, which would deselect all of them.
+    A backend of another kind of store also overrides :meth:`place`. One that nobody will use with asyncio may have
+    an ``async_reader`` that only raises: run its tests with ``-k "not async"`` then, and leave that word out of the
+    names of your class and module, which would deselect all of them.
 
     Examples
     --------
