@@ -203,11 +203,17 @@ def test_who_is_held_up_while_watching_sleeps_for_a_while(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("window", [4, 16])
-@pytest.mark.parametrize("slow", [False, True])
-def test_a_slow_batch_is_not_held_back(slow: bool, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("batch_s", "idle", "alone"),
+    [(1e-5, False, False), (1e-3, False, True), (1e-5, True, False), (1e-3, True, False), (1e-2, True, True)],
+)
+def test_a_slow_batch_is_not_held_back(
+    batch_s: float, idle: bool, alone: bool, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
     monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     monkeypatch.setattr(module, "_HOLD_S", 30)
+    monkeypatch.setattr(module, "_HOLD_FOR_IDLE_S", 30)
     about_to_sleep = threading.Event()
     sleep = Sleeper.sleep
 
@@ -218,6 +224,7 @@ def test_a_slow_batch_is_not_held_back(slow: bool, window: int, monkeypatch: pyt
     monkeypatch.setattr(Sleeper, "sleep", noted)
     outbox = Outbox(window, 10, lambda: None)
     outbox.ahead = 4
+    outbox.idle = idle
     outbox.put(0)
     assert outbox.take() == 0
     taken: list[int] = []
@@ -231,14 +238,35 @@ def test_a_slow_batch_is_not_held_back(slow: bool, window: int, monkeypatch: pyt
     caller.start()
     assert about_to_sleep.wait(30)
     for number in range(1, 4):
-        now[0] += 1.0 if slow else 1e-5
+        now[0] += batch_s
         outbox.put(number)
-        if slow:
+        if alone:
             break
     caller.join(20)
     assert taken == [1]
-    # Quick ones come three at a time, a slow one alone.
-    assert ready == [0 if slow else 2]
+    # Quick ones come three at a time, a slow one alone; what is slow for a caller that is idle takes longer.
+    assert ready == [0 if alone else 2]
+
+
+@pytest.mark.parametrize(("idle", "longest_s"), [(False, 0.001), (True, 0.004)])
+def test_a_batch_that_is_there_is_held_back_for_a_moment_only(
+    idle: bool, longest_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = Outbox(4, 10, lambda: None)
+    outbox.idle = idle
+    outbox.put(0)
+    assert outbox.take() == 0
+    waits: list[float] = []
+
+    def sleep(self: Any, timeout_s: float = -1) -> bool:
+        waits.append(timeout_s)
+        if not outbox._ready:
+            outbox.put(1)  # quick: nobody is woken for it
+        return False
+
+    monkeypatch.setattr(Sleeper, "sleep", sleep)
+    assert outbox.take() == 1
+    assert waits == [longest_s]
 
 
 def test_a_wake_is_not_missed_by_who_begins_to_watch_meanwhile() -> None:
@@ -307,6 +335,7 @@ def test_fewer_batches_are_made_ahead_for_an_idle_caller(
             assert dataset.made >= dataset.wanted or dataset.reached.wait(30)
             dataset.asked = number + 1
             assert next(batches) == [number]
+            assert batches._feed._outbox.idle is idle
     assert ahead // 2 <= dataset.most_ahead <= ahead
 
 

@@ -4,7 +4,8 @@ Waking a thread that wants the interpreter lock costs both sides more than a sma
 wait watches for a moment before it sleeps: a caller that does nothing else then takes turns with the thread that makes
 batches, a full queue at a time, and no one sleeps at all. Where one sleeps, neither side is woken
 for each batch: a producer when half of the room is free, a waiting caller when three quarters of the room are taken (so
-that the producer goes on while the caller wakes up) or the batch took long, or after a millisecond whatever there is.
+that the producer goes on while the caller wakes up) or the batch took long, or after a moment whatever there is: after
+a millisecond, four for a caller that does nothing but take batches.
 A producer whose caller computes between batches is not woken: it looks for room itself now and then, so that the caller
 loses no time to wake it, nor waits for the interpreter lock that it would take at once, at the begin of a step.
 """
@@ -38,18 +39,18 @@ WATCHES = usable_processors() > 1
 
 # For how many turns, of about half a microsecond: as long as small batches take to make, and to be taken.
 _CALLER_TURNS = 1000
-_PRODUCER_TURNS = 500
+_PRODUCER_TURNS, _PRODUCER_TURNS_FOR_IDLE = 500, 1500
 # A turn takes milliseconds where another process gets it: after so long none is begun.
 _LONGEST_WATCH_NS = 1_000_000
 # A watch that took so long was interrupted by other work; for how many waits no one watches after that.
 _HELD_UP_S = 0.0015
 _SHORTEST_REST, _LONGEST_REST = 64, 4096
 
-# A batch that takes so long is worth a wake of its own: to hold it back would only keep more of them alive.
-_SLOW_S = 0.0003
+# A batch that takes so long is worth a wake of its own; for a caller that does nothing but take batches, the second.
+_SLOW_S, _SLOW_FOR_IDLE_S = 0.0003, 0.003
 
-# How long a waiting caller may be kept waiting for a second batch when the first one is there.
-_HOLD_S = 0.001
+# How long a waiting caller may be kept waiting for a second batch when the first one is there; and such a caller.
+_HOLD_S, _HOLD_FOR_IDLE_S = 0.001, 0.004
 
 
 # A producer whose caller is away for so long, or longer, looks for room by itself, twice while the caller is away: each
@@ -227,6 +228,8 @@ class Outbox:
         Guards all attributes, and what a feed puts under it.
     ahead : int
         The window as it is used at present, 1 to ``window``; only the caller's thread changes it.
+    idle : bool
+        Whether the caller does nothing but take batches, and so gets many at a time; only its thread changes it.
     taken : int
         Batches that the caller took.
     begun : int
@@ -257,6 +260,7 @@ class Outbox:
         "ahead",
         "begun",
         "hands_over",
+        "idle",
         "mutex",
         "parked",
         "resting",
@@ -279,6 +283,7 @@ class Outbox:
         self.starved = False
         self.stopped = False
         self.ahead = window
+        self.idle = False
         self._may_hand_over = hands_over and WATCHES
         self._kernels = (hand_over, gather_helped) if desk.size else (hand_over,)
         self.hands_over = self._may_hand_over and all(kernel.compiled is not None for kernel in self._kernels)
@@ -303,7 +308,7 @@ class Outbox:
         """Add the next batch, or a :class:`Failure`, after which nothing may follow."""
         wake = False
         now = perf_counter()
-        slow = now - self._put_at > _SLOW_S
+        slow = now - self._put_at > (_SLOW_FOR_IDLE_S if self.idle else _SLOW_S)
         self._put_at = now
         with self.mutex:
             self._ready.append(item)
@@ -353,7 +358,8 @@ class Outbox:
                 continue
             if producer is not None:
                 producer.wake()
-            if not self._caller.sleep(_HOLD_S if hold else STALLED_S):
+            hold_s = _HOLD_FOR_IDLE_S if self.idle else _HOLD_S
+            if not self._caller.sleep(hold_s if hold else STALLED_S):
                 if not hold:
                     waited_s += STALLED_S
                     LOGGER.warning(
@@ -429,7 +435,7 @@ class Outbox:
         if not (self.hands_over and self._waiting and self._ready):
             # A caller that is busy will be so for longer than it pays to watch.
             return False
-        producer.watch(self._caller, _PRODUCER_TURNS)
+        producer.watch(self._caller, _PRODUCER_TURNS_FOR_IDLE if self.idle else _PRODUCER_TURNS)
         return True
 
     def wait_for_room(self, producer: Sleeper, away_s: float) -> None:

@@ -177,8 +177,8 @@ class ThreadFeed:
         return item
 
     def _take_made(self) -> Any:
-        near = self._pace.idle() and not self._sharing.shared
-        self._outbox.ahead = min(self._prefetch, _AHEAD_OF_IDLE) if near else self._prefetch
+        idle = self._outbox.idle = self._pace.idle() and not self._sharing.shared
+        self._outbox.ahead = min(self._prefetch, _AHEAD_OF_IDLE) if idle else self._prefetch
         return self._outbox.take()
 
     def _take_anywhere(self) -> Any:

@@ -8,7 +8,6 @@ Letters: B windows, L elements a window, R runs, S segments, P spans of all wind
 
 from __future__ import annotations
 
-import gc
 import threading
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -20,6 +19,7 @@ from guideloom._base.errors import CorruptDataError, GuideLoomError
 from guideloom._base.protocols import SpanStorageFormat, StreamWithMetaStorageFormat
 from guideloom._kernels.spans import fill_spans, find_blocks, find_spans
 from guideloom._plan.windows import WindowPlan, plan_windows
+from guideloom._read.collector import COLLECTOR
 from guideloom._read.operations import Operation
 from guideloom._read.requests import Gather
 from guideloom._read.streams import Empty, StreamOperations, WantedDtype, gather_windows, name_window
@@ -60,17 +60,6 @@ class SpanBatch:
     offsets: I64
     shard: I64
     payload: npt.NDArray[np.uint8]
-
-
-def _collect_young() -> None:
-    """Have Python's collector visit the young objects now, if it would do so while this batch is unpacked.
-
-    What it meets counts as old from then on, and so many old ones more bring on a visit to all there are. Of a batch's
-    thousands of views and arrays it so meets those of the batch before, and not those of this one too.
-    """
-    young, middle, _ = gc.get_threshold()
-    if young and gc.get_count()[1] >= middle and gc.isenabled():
-        gc.collect(1)
 
 
 class SpanOperations:
@@ -325,7 +314,7 @@ class SpanOperations:
         if rows.dtype != self.dtype:
             rows = rows.astype(self.dtype)
         unpack = self.format.unpack
-        _collect_young()
+        young = COLLECTOR.begin_batch()
         view = batch.payload.data
         cuts = batch.offsets.tolist()
         samples: list[Any] = []
@@ -333,6 +322,7 @@ class SpanOperations:
         # Payloads are cut out one window at a time: thousands of views alive at once are work for the collector.
         try:
             for row, index, b in zip(rows, batch.index, batch.bounds[1:].tolist(), strict=True):
+                young.make_room(2 * (b - a))  # a view of each payload, and what is made of it
                 payloads = []
                 for end in cuts[a + 1 : b + 1]:  # some 20 % faster than a comprehension over pairs
                     payloads.append(view[begin:end])
