@@ -151,9 +151,14 @@ class Fake:
         return 0
 
 
-def test_the_middle_generation_is_visited_the_later_the_cleaner_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("middle", [3, 10])
+def test_the_middle_generation_is_visited_the_later_the_cleaner_it_is(
+    middle: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.set_threshold(700, middle, 10)
     fake, collector = Fake(monkeypatch, 0, 0, 0, 0, 3, 0, 1, 1), Collector()
-    assert [fake.young_visits_until_the_next(collector) for _ in range(9)] == [11, 41, 161, 321, 321, 11, 41, 11, 11]
+    times = [1, 4, 16, 32, 32, 1, 4, 1, 1]
+    assert [fake.young_visits_until_the_next(collector) for _ in times] == [time * middle + 1 for time in times]
 
 
 def test_a_pass_over_all_that_is_due_is_left_to_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
