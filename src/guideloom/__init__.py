@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         DocumentPickleFormat,
     )
     from guideloom._format.stream_numpy import StreamNumpyFormat
+    from guideloom._loader.draws import sample_seeds
     from guideloom._loader.loader import StatefulDataLoader
 
 _HOMES = {
@@ -36,6 +37,7 @@ _HOMES = {
     "StreamNumpyFormat": "guideloom._format.stream_numpy",
     "StreamStorage": "guideloom._dataset.storages",
     "StreamWithMetaStorage": "guideloom._dataset.storages",
+    "sample_seeds": "guideloom._loader.draws",
 }
 _MODULES = ("errors", "io", "testing", "types")
 
@@ -54,6 +56,7 @@ __all__ = [
     "__version__",
     "errors",
     "io",
+    "sample_seeds",
     "testing",
     "types",
 ]

@@ -154,7 +154,7 @@ def test_a_seed_without_shuffle_is_logged_once_and_is_no_warning(caplog: pytest.
             assert list(loader) == [[0], [1], [2], [3]]
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("guideloom", "WARNING")
-    assert "shuffle_seed=7 changes nothing with shuffle=False" in record.getMessage()
+    assert "shuffle_seed=7 changes no order with shuffle=False" in record.getMessage()
     caplog.clear()
     for options in ({}, {"shuffle": True, "shuffle_seed": 7}, {"shuffle_seed": 7, "rank": 1, "world_size": 2}):
         make_items(4, **options)

@@ -109,7 +109,7 @@ def test_sequential_order_is_the_order_of_the_data_set() -> None:
 
 
 def test_make_order() -> None:
-    assert make_order(10, False, None, 3) == SequentialOrder(10)
+    assert make_order(10, False, None, 3) == SequentialOrder(10, 0, 3)
     assert make_order(10, True, 5, 3) == FeistelOrder(10, 5, 3)
     with pytest.raises(ArgumentError, match="needs a seed"):
         make_order(10, True, None, 3)

@@ -116,8 +116,8 @@ class Arguments:
         if self.shuffle_seed is not None and not self.shuffle:
             # No UserWarning: one configuration for training and validation may rightly give both.
             LOGGER.warning(
-                "shuffle_seed=%d changes nothing with shuffle=False, batches come in the order of the data set: "
-                "pass shuffle=True, or leave shuffle_seed out",
+                "shuffle_seed=%d changes no order with shuffle=False, batches come in that of the data set: "
+                "pass shuffle=True, or leave shuffle_seed out unless it is for sample_seeds",
                 self.shuffle_seed,
             )
         launched = os.environ.get("WORLD_SIZE", "1")

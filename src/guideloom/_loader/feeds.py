@@ -60,7 +60,7 @@ def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing:
     if options.collate_fn is None:
         work = _array_work(opened.source, pinner, opened.memory.empty)
     else:
-        work = SampleWork(opened.source, options.collate_fn, pinner, opened.memory.empty)
+        work = SampleWork(opened.source, schedule, options.collate_fn, pinner, opened.memory.empty)
     if options.copy_ahead is not None:
         work = CopyingWork(work, options.copy_ahead)
     if not options.num_workers and not options.prefetch:

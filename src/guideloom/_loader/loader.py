@@ -43,8 +43,8 @@ class StatefulDataLoader(SyncContextManager):
     dataset : DatasetAbstract
         A ``StreamDataset``, a ``DocumentDataset``, or your own.
     collate_fn : callable or None
-        Gets the list of this rank's samples, gives the batch. None (numeric data sets of GuideLoom): a contiguous
-        tensor per field, ``[B, L]``, with no Python per sample.
+        Gets the list of this rank's samples, gives the batch; for random numbers see ``sample_seeds``. None (numeric
+        data sets of GuideLoom): a contiguous tensor per field, ``[B, L]``, with no Python per sample.
     device : torch.device or str, optional
         Where the tensors of a batch go; by default the current CUDA device, else the CPU.
     local_batch_size : int, default 1

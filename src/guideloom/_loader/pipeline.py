@@ -352,7 +352,7 @@ class ThreadFeed:
                 if not handed_over:
                     self._outbox.wait_for_room(self._batcher, self._pace.away_s)
                 begun_at += perf_counter() - slept_at
-        item = self._finished(parts)
+        item = self._finished(parts, number)
         if self._can_share:
             sharing.note(not alone, perf_counter() - begun_at, waited_s)
         return item
@@ -363,12 +363,12 @@ class ThreadFeed:
         except BaseException as error:  # noqa: BLE001  whatever it is, it is raised at this batch
             return Failure(error)
 
-    def _finished(self, parts: list[Any]) -> Any:
+    def _finished(self, parts: list[Any], number: int) -> Any:
         for part in parts:
             if type(part) is Failure:
                 return part
         try:
-            return self._work.finish(parts)
+            return self._work.finish(parts, number)
         except BaseException as error:  # noqa: BLE001  whatever it is, it is raised at this batch
             return Failure(error)
 

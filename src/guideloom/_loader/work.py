@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from guideloom._dataset.source import BatchSource, Empty
+from guideloom._loader.draws import U64, Drawing
 from guideloom._plan.order import Order
 from guideloom._plan.partition import Partition
+from guideloom._plan.seeds import position_seeds
 
 CollateFn = Callable[[list[Any]], Any]
 
@@ -60,6 +62,10 @@ class Schedule:
         """Return the positions of batch ``number`` as ``(start, stride, count)``."""
         return self._partition.batch_positions(self._offset, number)
 
+    def seeds(self, number: int) -> U64:
+        """Return a seed for each sample of batch ``number``."""
+        return position_seeds(self.order, *self.positions(number))
+
     def rows(self, number: int) -> tuple[Any, int, int]:
         """Return ``(prepared, lo, hi)`` of batch ``number`` in ``[0, num_batches)``, for ``BatchSource.samples``.
 
@@ -93,10 +99,11 @@ class Schedule:
         return self._source.prepare(self.order.positions_to_indexes(start, stride, count * num_batches))
 
 
-def collated(collate_fn: CollateFn, samples: list[Any]) -> Any:
-    """Return the user's batch of samples; an error over none of them says where that comes from."""
+def collated(collate_fn: CollateFn, samples: list[Any], seeds: Callable[[int], U64], number: int) -> Any:
+    """Return the user's batch ``number`` of samples; an error over none of them says where that comes from."""
     try:
-        return collate_fn(samples)
+        with Drawing(seeds, number):
+            return collate_fn(samples)
     except Exception as error:
         if not samples:
             error.add_note(
@@ -117,8 +124,8 @@ class Work(Protocol):
         """Read a part of a batch."""
         ...
 
-    def finish(self, parts: list[Any]) -> Any:
-        """Make the batch of its parts, in order; called for one batch at a time, in the order of the batches."""
+    def finish(self, parts: list[Any], number: int) -> Any:
+        """Make batch ``number`` of its parts, in order; called for one batch at a time, in the order of the batches."""
         ...
 
 
@@ -128,6 +135,7 @@ class SampleWork:
     Parameters
     ----------
     source : BatchSource
+    schedule : Schedule
     collate_fn : callable
     pin : callable or None
     empty : callable
@@ -138,9 +146,15 @@ class SampleWork:
     anywhere = False
 
     def __init__(
-        self, source: BatchSource, collate_fn: CollateFn, pin: Callable[[Any], Any] | None, empty: Empty = np.empty
+        self,
+        source: BatchSource,
+        schedule: Schedule,
+        collate_fn: CollateFn,
+        pin: Callable[[Any], Any] | None,
+        empty: Empty = np.empty,
     ) -> None:
         self._samples = source.samples
+        self._seeds = schedule.seeds
         self._empty = empty
         self._collate_fn = collate_fn
         self._pin = pin
@@ -148,9 +162,9 @@ class SampleWork:
     def read(self, prepared: Any, lo: int, hi: int) -> list[Any]:
         return self._samples(prepared, lo, hi, self._empty)
 
-    def finish(self, parts: list[Any]) -> Any:
+    def finish(self, parts: list[Any], number: int) -> Any:
         samples = parts[0] if len(parts) == 1 else [sample for part in parts for sample in part]
-        batch = collated(self._collate_fn, samples)
+        batch = collated(self._collate_fn, samples, self._seeds, number)
         return batch if self._pin is None else self._pin(batch)
 
 
@@ -169,7 +183,7 @@ class ArrayWork:
     def __init__(self, read: Callable[[Any, int, int], Any]) -> None:
         self.read = read
 
-    def finish(self, parts: list[Any]) -> Any:
+    def finish(self, parts: list[Any], number: int) -> Any:
         return parts[0]
 
 
@@ -190,8 +204,8 @@ class CopyingWork:
         self._finish = work.finish
         self._copy = copy
 
-    def finish(self, parts: list[Any]) -> Any:
-        return self._copy(self._finish(parts))
+    def finish(self, parts: list[Any], number: int) -> Any:
+        return self._copy(self._finish(parts, number))
 
 
 class Feed(Protocol):
@@ -228,7 +242,7 @@ class SerialFeed:
         number = self._next
         if number >= self._num_batches:
             raise EndOfEpoch
-        batch = self._finish([self._read(*self._rows(number))])
+        batch = self._finish([self._read(*self._rows(number))], number)
         self._next = number + 1
         return batch
 

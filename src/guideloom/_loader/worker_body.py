@@ -24,6 +24,7 @@ from guideloom._base.protocols import DatasetAbstract
 from guideloom._dataset.source import BatchSource, source_of
 from guideloom._loader.work import CollateFn, collated
 from guideloom._plan.order import Order
+from guideloom._plan.seeds import position_seeds
 from guideloom._storage.catalog import Catalog
 
 _ASIDE_BYTES = 1 << 16
@@ -170,7 +171,8 @@ def _make(source: BatchSource, order: Order, collate_fn: CollateFn | None, posit
     count = positions[2]
     if collate_fn is None:
         return source.arrays(prepared, 0, count, np.empty)
-    return collated(collate_fn, source.samples(prepared, 0, count))
+    samples = source.samples(prepared, 0, count)
+    return collated(collate_fn, samples, lambda number: position_seeds(order, *positions), 0)
 
 
 def _pack(batch: Any) -> tuple[bytes, list[memoryview]]:

@@ -42,6 +42,16 @@ class Order(Protocol):
         """Name of the algorithm, with its version; it belongs in a state."""
         ...
 
+    @property
+    def seed(self) -> int:
+        """Seed of the order, and of what is drawn for its samples."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch."""
+        ...
+
     def positions_to_indexes(self, start: int, stride: int, count: int) -> I64:
         """Return the indexes of the samples at positions ``start, start + stride, ...``.
 
@@ -92,23 +102,30 @@ class SequentialOrder:
     ----------
     size : int
         Number of samples, in ``[0, 2**62]``.
+    seed : int
+        Any integer, of any length and sign; for what is drawn for samples, the order does not depend on it.
+    epoch : int
+        At least 0, of any length; likewise.
 
     Raises
     ------
     ArgumentError
-        ``size`` is no integer, or out of range.
+        An argument is no integer, or out of range.
     """
 
     size: int
+    seed: int = 0
+    epoch: int = 0
 
     name: ClassVar[str] = "sequential"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _checked_size(self.size))
+        for name, value in zip(("size", "seed", "epoch"), _checked(self.size, self.seed, self.epoch), strict=True):
+            object.__setattr__(self, name, value)
 
     def positions_to_indexes(self, start: int, stride: int, count: int) -> I64:
         """See :meth:`Order.positions_to_indexes`. O(count)."""
-        return _positions(start, stride, count, self.size)
+        return positions_between(start, stride, count, self.size)
 
     def at(self, positions: npt.ArrayLike) -> I64:
         """See :meth:`Order.at`. O(n)."""
@@ -161,11 +178,7 @@ class FeistelOrder:
     name: ClassVar[str] = "feistel-1"
 
     def __post_init__(self) -> None:
-        size = _checked_size(self.size)
-        seed = as_int(self.seed, "seed")
-        epoch = as_int(self.epoch, "epoch")
-        if epoch < 0:
-            raise ArgumentError(f"epoch must be at least 0, got {epoch}: count epochs from 0")
+        size, seed, epoch = _checked(self.size, self.seed, self.epoch)
         bits = max(_MIN_BITS, (size - 1).bit_length() if size else 0)
         for name, value in (
             ("size", size),
@@ -179,7 +192,7 @@ class FeistelOrder:
 
     def positions_to_indexes(self, start: int, stride: int, count: int) -> I64:
         """See :meth:`Order.positions_to_indexes`. O(count)."""
-        return self._permute(_positions(start, stride, count, self.size), 0, "position")
+        return self._permute(positions_between(start, stride, count, self.size), 0, "position")
 
     def at(self, positions: npt.ArrayLike) -> I64:
         """See :meth:`Order.at`. O(n)."""
@@ -205,9 +218,9 @@ def make_order(size: int, shuffle: bool, seed: int | None, epoch: int) -> Order:
     size : int
         Number of samples.
     shuffle : bool
-        False: the order of the data set in every epoch; ``seed`` and ``epoch`` are not used.
+        False: the order of the data set in every epoch; ``seed`` and ``epoch`` are for what is drawn for samples.
     seed : int or None
-        None is for ``shuffle=False`` only.
+        None is for ``shuffle=False`` only, and 0 there.
     epoch : int
         At least 0.
 
@@ -217,7 +230,7 @@ def make_order(size: int, shuffle: bool, seed: int | None, epoch: int) -> Order:
         An argument is no integer, or out of range; or there is no seed to shuffle with.
     """
     if not shuffle:
-        return SequentialOrder(size)
+        return SequentialOrder(size, 0 if seed is None else seed, epoch)
     if seed is None:
         raise ArgumentError("shuffle=True needs a seed, got None: pass an integer")
     return FeistelOrder(size, seed, epoch)
@@ -231,18 +244,21 @@ def derive_keys(seed: int, epoch: int) -> U64:
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
-def _checked_size(value: int) -> int:
-    size = as_int(value, "size")
+def _checked(size: int, seed: int, epoch: int) -> tuple[int, int, int]:
+    size, seed, epoch = as_int(size, "size"), as_int(seed, "seed"), as_int(epoch, "epoch")
     if not 0 <= size <= MAX_SIZE:
         raise ArgumentError(f"size must be in [0, 2**62], got {size}")
-    return size
+    if epoch < 0:
+        raise ArgumentError(f"epoch must be at least 0, got {epoch}: count epochs from 0")
+    return size, seed, epoch
 
 
 def _outside(value: int, size: int, what: str) -> OutOfRangeError:
     return OutOfRangeError(f"{what} {int(value)} is outside [0, {size}), the samples of this order")
 
 
-def _positions(start: int, stride: int, count: int, size: int) -> I64:
+def positions_between(start: int, stride: int, count: int, size: int) -> I64:
+    """Return ``start, start + stride, ...``, int64[count], all in ``[0, size)``; errors as of a range of an order."""
     start, stride, count = as_int(start, "start"), as_int(stride, "stride"), as_int(count, "count")
     if stride < 1:
         raise ArgumentError(f"stride must be at least 1, got {stride}")
