@@ -39,7 +39,7 @@ def test_a_total_beyond_64_bits(listing: bool) -> None:
         def answer(request: Request) -> Any:
             match request:
                 case ListFolder():
-                    return {MANIFEST: 1, **dict.fromkeys(parts.record_names(), -1), **sizes} if listing else None
+                    return {MANIFEST: 1, **dict.fromkeys(parts.record_names, -1), **sizes} if listing else None
                 case ReadFile(name):
                     return encode_manifest(parts, ()) if name == MANIFEST else None
                 case FileSizes(names):

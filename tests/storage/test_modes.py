@@ -31,7 +31,7 @@ def content(kind: Any, folder: Path) -> list[list[Any]]:
 
 
 def manifest_names(folder: Path) -> list[str]:
-    return decode_manifest((folder / "manifest.json").read_bytes()).parts.record_names()
+    return decode_manifest((folder / "manifest.json").read_bytes()).parts.record_names
 
 
 def records(folder: Path) -> list[str]:
@@ -241,7 +241,7 @@ def test_a_stale_manifest_names_what_was_pending(tmp_path: Path) -> None:
     assert in_child(killed) == -signal.SIGKILL
     manifest = decode_manifest((tmp_path / "manifest.json").read_bytes())
     assert manifest.pending == ((2, 0),)
-    assert "0000002-0000.commit.json" not in manifest.parts.record_names()
+    assert "0000002-0000.commit.json" not in manifest.parts.record_names
     assert content("stream", tmp_path) == [written("stream", [number]) for number in (1, 2, 3)]
 
 
@@ -300,6 +300,29 @@ def test_eight_writers_on_different_shards_lose_nothing(tmp_path: Path) -> None:
         assert [document.partition(b"/")[2] for document in documents] == [b"0", b"1", b"2", b"3"], shard
         assert len({document.partition(b"/")[0] for document in documents}) == 1
     assert manifest_names(tmp_path) == records(tmp_path) and len(records(tmp_path)) == 64
+    assert find_leftovers(tmp_path) == []
+
+
+def test_eight_writers_of_three_documents_and_the_idle_ones_come_last(tmp_path: Path) -> None:
+    def append_or_not(shard: int, are_done: Any) -> None:
+        with writer("document", tmp_path) as documents:
+            if shard < 3:
+                documents.append(shard, b"%d" % shard)
+            else:
+                are_done.wait(60)
+
+    are_done = FORK.Event()
+    children = [FORK.Process(target=append_or_not, args=(shard, are_done)) for shard in range(8)]
+    for child in children:
+        child.start()
+    for child in children[:3]:
+        child.join()
+    are_done.set()
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    assert content("document", tmp_path) == [[b"0"], [b"1"], [b"2"]]
+    assert manifest_names(tmp_path) == records(tmp_path) and len(records(tmp_path)) == 3
     assert find_leftovers(tmp_path) == []
 
 

@@ -176,7 +176,8 @@ class Committer:
     def _write_temporary(self, suffix: str, data: bytes) -> str:
         path = os.path.join(self._folder, f"{TEMPORARY_PREFIX}{self._token}-{suffix}")
         self._temporaries.append(path)
-        disk.write_file(path, data)
+        disk.create_empty(path)
+        disk.fill(path, data)
         return path
 
     def _remove_temporaries(self) -> None:
@@ -332,7 +333,7 @@ def _committed(local: LocalFolder, folder: str, records: frozenset[str], known: 
     parts = drive(read_unnamed(dict.fromkeys(records, 0), known, folder), local.answer)
     if parts is None:
         return None
-    listed = [row for row, name in enumerate(parts.record_names()) if name in records]
+    listed = [row for row, name in enumerate(parts.record_names) if name in records]
     return parts if len(listed) == parts.shard.size else parts.take(np.array(listed, np.int64))
 
 

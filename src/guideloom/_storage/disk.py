@@ -138,12 +138,6 @@ def create_empty(path: str) -> None:
         raise
 
 
-def write_file(path: str, data: bytes) -> None:
-    """Create a durable file with the bytes given; when that fails there is no file."""
-    create_empty(path)
-    fill(path, data)
-
-
 def fill(path: str, data: bytes) -> None:
     """Write all of an empty file and make it durable; when that fails there is no file."""
     try:

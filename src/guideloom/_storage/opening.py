@@ -140,7 +140,7 @@ def _unnamed_in(listing: Iterable[str], known: Parts | None) -> list[str]:
     names = {name for name in listing if name.endswith(RECORD_SUFFIX)}
     if known is not None:
         # Before names are parsed, since the manifest of a whole data set knows them all and none is left to parse.
-        names.difference_update(known.record_names())
+        names.difference_update(known.record_names)
     return [name for name in names if parse_record_name(name) is not None]
 
 
@@ -164,7 +164,7 @@ def _open_by_listing(
             "move one of the two to another folder",
             path=folder or None,
         )
-    for name in parts.record_names():
+    for name in parts.record_names:
         if name not in listing:
             raise MissingShardError(
                 "the manifest names this commit record, but it is gone: restore it from a copy",
@@ -181,7 +181,7 @@ def _open_by_probing(manifest: Manifest | None, asked: Asked, folder: str) -> Ge
     previous = -1
     for _ in range(_MOST_LOOKS):
         yield from _probe(manifest, records, folder)
-        named = set() if manifest is None else set(manifest.parts.record_names())
+        named = set() if manifest is None else set(manifest.parts.record_names)
         num_found = len(named.union(record_name(*numbers) for numbers in records))
         if num_found in (previous, len(named)):
             break

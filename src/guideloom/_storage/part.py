@@ -6,11 +6,12 @@ import sys
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from guideloom._storage.catalog import Kind
+from guideloom._storage.names import ROLES
 from guideloom._storage.partfile import Descriptors, PartFile
 
 TABLE_STRIDE = 256
@@ -29,6 +30,7 @@ class OpenPart(ABC):
     descriptors : Descriptors
     """
 
+    kind: ClassVar[Kind]
     count = 0
     spans = 0
     stride = 0
@@ -37,12 +39,7 @@ class OpenPart(ABC):
         self.shard = shard
         self.part = part
         self.replaces = replaces
-        self.files = {role: PartFile(f"{prefix}{shard:07d}.{role}", descriptors) for role in self.roles()}
-
-    @staticmethod
-    @abstractmethod
-    def roles() -> tuple[str, ...]:
-        """Roles of the part's files."""
+        self.files = {role: PartFile(f"{prefix}{shard:07d}.{role}", descriptors) for role in ROLES[self.kind]}
 
     @abstractmethod
     def flush(self) -> None:
@@ -76,13 +73,11 @@ def _flush_integers(values: array[int], file: PartFile) -> None:
 class StreamPart(OpenPart):
     """Elements only."""
 
+    kind = "stream"
+
     def __init__(self, shard: int, part: int, replaces: bool, prefix: str, descriptors: Descriptors) -> None:
         super().__init__(shard, part, replaces, prefix, descriptors)
         self.elements = self.files["elements"]
-
-    @staticmethod
-    def roles() -> tuple[str, ...]:
-        return ("elements",)
 
     def flush(self) -> None:
         self.elements.flush()
@@ -102,6 +97,8 @@ class DocumentPart(OpenPart):
         Whether the file of offsets already begins with 0, the offset of the first document.
     """
 
+    kind = "document"
+
     def __init__(self, shard: int, part: int, replaces: bool, prefix: str, descriptors: Descriptors) -> None:
         super().__init__(shard, part, replaces, prefix, descriptors)
         self.payload = self.files["payload"]
@@ -119,10 +116,6 @@ class DocumentPart(OpenPart):
     @count.setter
     def count(self, number: int) -> None:
         self._num_flushed = number - len(self.sizes)
-
-    @staticmethod
-    def roles() -> tuple[str, ...]:
-        return ("offsets", "payload")
 
     def flush(self) -> None:
         self.payload.flush()
@@ -145,6 +138,7 @@ class DocumentPart(OpenPart):
 class SpanPart(OpenPart):
     """Elements, payloads, and the span table: ``rows`` holds those not yet written, as pairs."""
 
+    kind = "stream_with_meta"
     stride = TABLE_STRIDE
 
     def __init__(self, shard: int, part: int, replaces: bool, prefix: str, descriptors: Descriptors) -> None:
@@ -153,10 +147,6 @@ class SpanPart(OpenPart):
         self.payload = self.files["payload"]
         self.rows = array("q")
         self._sample = array("q")
-
-    @staticmethod
-    def roles() -> tuple[str, ...]:
-        return ("elements", "payload", "spans")
 
     def flush(self) -> None:
         self.payload.flush()
@@ -178,8 +168,4 @@ class SpanPart(OpenPart):
         _flush_integers(self.rows, self.files["spans"])
 
 
-PART_CLASSES: Final[Mapping[Kind, type[OpenPart]]] = {
-    "stream": StreamPart,
-    "document": DocumentPart,
-    "stream_with_meta": SpanPart,
-}
+PART_CLASSES: Final[Mapping[Kind, type[OpenPart]]] = {part.kind: part for part in (StreamPart, DocumentPart, SpanPart)}

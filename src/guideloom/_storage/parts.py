@@ -60,12 +60,9 @@ class Parts:
     formats: Sequence[str]
     metadata: Sequence[Mapping[str, Any]]
 
+    @cached_property
     def record_names(self) -> list[str]:
         """Name of each row's commit record; not to be changed by the caller."""
-        return self._record_names
-
-    @cached_property
-    def _record_names(self) -> list[str]:
         return [stem + RECORD_SUFFIX for stem in self._stems]
 
     def data_names(self, role: str) -> list[str]:
@@ -235,9 +232,7 @@ def join_parts(one: Parts | None, other: Parts | None, folder: str = "") -> Part
     if one is None or other is None:
         return other if one is None else one
     if one.kind != other.kind or one.dtype != other.dtype:
-        raise_disagree(
-            one.record_names()[0], one.kind, one.dtype, other.record_names()[0], other.kind, other.dtype, folder
-        )
+        raise_disagree(one.record_names[0], one.kind, one.dtype, other.record_names[0], other.kind, other.dtype, folder)
 
     def both(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.concatenate((left, right))

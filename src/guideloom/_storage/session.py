@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, get_args
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, get_args
 
 import numpy as np
 
@@ -35,10 +35,17 @@ from guideloom._base.protocols import WriteMode
 from guideloom._format.naming import format_name
 from guideloom._storage import disk
 from guideloom._storage.agree import check_agrees
-from guideloom._storage.catalog import Kind
 from guideloom._storage.commit import Committer, gather_manifest, say_what_is_committed
 from guideloom._storage.local import LocalFolder, drive
-from guideloom._storage.names import MANIFEST, MAX_NUMBER, TEMPORARY_PREFIX, in_full, parse_record_name, record_name
+from guideloom._storage.names import (
+    MANIFEST,
+    MAX_NUMBER,
+    ROLES,
+    TEMPORARY_PREFIX,
+    in_full,
+    parse_record_name,
+    record_name,
+)
 from guideloom._storage.opening import read_manifest, read_unnamed
 from guideloom._storage.part import OpenPart
 from guideloom._storage.partfile import Descriptors
@@ -105,7 +112,6 @@ class WriterSession(Generic[PartT]):
     Memory: about 64 MiB of buffers whatever the number of shards, and the largest single record.
     """
 
-    _kind: ClassVar[Kind]
     _part_class: type[PartT]
 
     def __init__(
@@ -201,7 +207,7 @@ class WriterSession(Generic[PartT]):
         """
         if self._known is None:
             return {}
-        names = self._known.record_names()
+        names = self._known.record_names
         if not set(names).issubset(listed):
             # Others may have committed between the listing and the manifest. Records are never removed: all that the
             # manifest names are in a listing made after it was read.
@@ -240,7 +246,7 @@ class WriterSession(Generic[PartT]):
         if checked is not None:
             check_agrees(
                 (checked.kind, checked.dtype, checked.formats),
-                (self._kind, self._dtype, self._format_name),
+                (self._part_class.kind, self._dtype, self._format_name),
                 self._folder,
             )
         return known
@@ -261,7 +267,8 @@ class WriterSession(Generic[PartT]):
             return
         self._check_process()
         self._lengths = {shard: part.count for shard, part in self._parts.items()}
-        committer = Committer(self._folder, self._token, self._kind, self._dtype, self._format_name, self._metadata)
+        kind = self._part_class.kind
+        committer = Committer(self._folder, self._token, kind, self._dtype, self._format_name, self._metadata)
         parts = self._parts
         try:
             self._is_open = False
@@ -414,7 +421,7 @@ class WriterSession(Generic[PartT]):
                 path=self._folder,
                 shard=shard,
             )
-        num_buffers = len(self._part_class.roles()) * (len(self._parts) + 1)
+        num_buffers = len(ROLES[self._part_class.kind]) * (len(self._parts) + 1)
         limit = max(_MIN_BUFFER_BYTES, min(_MAX_BUFFER_BYTES, _BUFFER_BUDGET_BYTES // num_buffers))
         if limit <= self._buffer_limit // 2:
             for part in list(self._parts.values()):

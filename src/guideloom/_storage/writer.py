@@ -38,7 +38,6 @@ _OFFSETS_SHARE = 16
 class StreamWriter(WriterSession[StreamPart], StreamStorageSyncWriterAbstract):
     """Appends records to the shards of a stream; see :class:`WriterSession` for the parameters and the guarantees."""
 
-    _kind = "stream"
     _part_class = StreamPart
 
     def __init__(
@@ -83,7 +82,6 @@ class StreamWriter(WriterSession[StreamPart], StreamStorageSyncWriterAbstract):
 class DocumentWriter(WriterSession[DocumentPart], DocumentStorageSyncWriterAbstract):
     """Appends documents to shards; see :class:`WriterSession` for the parameters and the guarantees."""
 
-    _kind = "document"
     _part_class = DocumentPart
 
     def __init__(
@@ -155,7 +153,6 @@ class DocumentWriter(WriterSession[DocumentPart], DocumentStorageSyncWriterAbstr
 class StreamWithMetaWriter(WriterSession[SpanPart], StreamStorageSyncWriterAbstract):
     """Appends records with one payload a span; see :class:`WriterSession` for the parameters and the guarantees."""
 
-    _kind = "stream_with_meta"
     _part_class = SpanPart
 
     def __init__(
