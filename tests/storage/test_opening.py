@@ -271,7 +271,7 @@ def test_what_opening_asks_for(listing: bool, tmp_path: Path) -> None:
     records = []
     for shard in range(num_shards):
         sums = xxhash.xxh3_64_digest(b"1234")[::-1] if shard % 2 else b""
-        files = {"elements": FileEntry(shard % 2 * 4, 1 << 20, sums)}
+        files = {"elements": FileEntry(shard % 2 * 4, sums)}
         record = CommitRecord("stream", shard, 0, False, dtype, "Tokens", shard % 2, 0, 0, files, checksum="0" * 16)
         records.append(record)
         # Links are quicker to make than files; no record is read, so any content will do.

@@ -150,7 +150,7 @@ class PartFile:
             sums.append(self._hash.intdigest())
         if sys.byteorder == "big":
             sums.byteswap()
-        return FileEntry(self.flushed, BLOCK_BYTES, sums.tobytes())
+        return FileEntry(self.flushed, sums.tobytes())
 
     def finish(self) -> None:
         """Make the flushed file durable; may run in another thread than the writer's."""

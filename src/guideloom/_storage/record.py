@@ -50,14 +50,11 @@ class FileEntry:
     ----------
     size : int
         Bytes.
-    block : int
-        Bytes that each checksum covers; the last block may be shorter.
     sums : bytes
-        XXH3-64 of each block, as little-endian uint64.
+        XXH3-64 of each block of ``BLOCK_BYTES``, the last of which may be shorter, as little-endian uint64.
     """
 
     size: int
-    block: int
     sums: bytes = field(repr=False)
 
     @cached_property
@@ -185,7 +182,7 @@ def encode_record(record: CommitRecord) -> tuple[bytes, str]:
                     role: {
                         "name": record.data_name(role),
                         "size": entry.size,
-                        "block": entry.block,
+                        "block": BLOCK_BYTES,
                         "sums": base64.b64encode(entry.sums).decode("ascii"),
                     }
                     for role, entry in record.files.items()
@@ -315,9 +312,9 @@ class _Fields:
     def file(self, role: str) -> FileEntry:
         self.exact_keys(frozenset(("name", "size", "block", "sums")), f"file {role!r}")
         size = self.integer("size", 0, MAX_SIZE)
-        block = self.integer("block", BLOCK_BYTES, BLOCK_BYTES)
+        self.integer("block", BLOCK_BYTES, BLOCK_BYTES)
         text = self._value["sums"]
-        num_sums = -(-size // block)
+        num_sums = -(-size // BLOCK_BYTES)
         if not isinstance(text, str) or len(text) != -(-num_sums * 8 // 3) * 4:
             raise self.damaged("sums", f"base64 of {num_sums} checksums")
         try:
@@ -326,7 +323,7 @@ class _Fields:
             sums = b""
         if len(sums) != num_sums * 8:
             raise self.damaged("sums", f"base64 of {num_sums} checksums")
-        return FileEntry(size, block, sums)
+        return FileEntry(size, sums)
 
     def check_files(self, record: CommitRecord, itemsize: int) -> None:
         payload = record.files["payload"].size if "payload" in record.files else 0
