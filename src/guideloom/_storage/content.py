@@ -88,12 +88,15 @@ def run_checks(
     checked : callable, optional
         Called in this thread with the bytes that were read, now and then.
     """
+    return _joined(_found(checks, jobs, checked))
+
+
+def _found(checks: Iterable[FileCheck], jobs: int, checked: Callable[[int], None] | None) -> Iterator[Finding]:
     pending: deque[tuple[int, Future[list[Finding]]]] = deque()
-    joined = _Joined()
 
     def take() -> list[Finding]:
         size, future = pending.popleft()
-        found = joined.add(future.result())
+        found = future.result()
         if checked is not None:
             checked(size)
         return found
@@ -111,33 +114,24 @@ def run_checks(
         finally:
             for _, future in pending:
                 future.cancel()
-    yield from joined.rest()
 
 
-class _Joined:
-    """Joins findings of adjacent blocks: a torn end is one finding, not thousands."""
-
-    def __init__(self) -> None:
-        self._last: Finding | None = None
-
-    def add(self, findings: list[Finding]) -> list[Finding]:
-        done = []
-        for finding in findings:
-            last = self._last
-            if (
-                last is not None
-                and (last.path, last.what, last.end) == (finding.path, finding.what, finding.begin)
-                and finding.what in ("checksum", "unreadable")
-            ):
-                self._last = replace(last, end=finding.end)
-            else:
-                if last is not None:
-                    done.append(last)
-                self._last = finding
-        return done
-
-    def rest(self) -> list[Finding]:
-        return [] if self._last is None else [self._last]
+def _joined(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Join findings of adjacent blocks: a torn end is one finding, not thousands."""
+    last: Finding | None = None
+    for finding in findings:
+        if (
+            last is not None
+            and (last.path, last.what, last.end) == (finding.path, finding.what, finding.begin)
+            and finding.what in ("checksum", "unreadable")
+        ):
+            last = replace(last, end=finding.end)
+        else:
+            if last is not None:
+                yield last
+            last = finding
+    if last is not None:
+        yield last
 
 
 def _check_piece(check: FileCheck, begin: int, end: int) -> list[Finding]:
