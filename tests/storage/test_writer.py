@@ -181,30 +181,6 @@ def test_the_record_is_plain_json_with_the_users_notes(tmp_path: Path) -> None:
     assert opened("stream", tmp_path).metadata == notes
 
 
-def test_the_same_content_gives_the_same_folder_and_identity(tmp_path: Path) -> None:
-    for name in "ab":
-        write("stream_with_meta", tmp_path / name, {0: range(3), 1: range(9)})
-    assert names(tmp_path / "a") == names(tmp_path / "b")
-    for name in names(tmp_path / "a"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    write("stream_with_meta", tmp_path / "c", {0: range(9), 1: range(3)})
-    identities = {name: opened("stream_with_meta", tmp_path / name).identity for name in "abc"}
-    assert identities["a"] == identities["b"] != identities["c"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_length_counts_this_session(kind: Any, tmp_path: Path) -> None:
-    per_record = len(written(kind, [1]))
-    write(kind, tmp_path, {0: [1, 2]})
-    with writer(kind, tmp_path, "append") as opened_writer:
-        with pytest.raises(KeyError):
-            opened_writer.length(0)
-        opened_writer.append(0, record_of(kind, 3))
-        assert opened_writer.length(0) == per_record
-        opened_writer.create(1)
-        assert opened_writer.length(1) == 0
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_bad_shard_numbers(kind: Any, tmp_path: Path) -> None:
     with writer(kind, tmp_path) as opened_writer:
@@ -212,7 +188,7 @@ def test_bad_shard_numbers(kind: Any, tmp_path: Path) -> None:
         for wrong in (True, 1.0, "1", None, [1]):
             with pytest.raises(ArgumentError, match="shard number"):
                 opened_writer.append(wrong, record_of(kind, 1))
-        with pytest.raises(OutOfRangeError):
+        with pytest.raises(OutOfRangeError, match="-1"):
             opened_writer.append(-1, record_of(kind, 1))
         with pytest.raises(ArgumentError):
             opened_writer.append(2**31, record_of(kind, 1))
@@ -262,17 +238,6 @@ def test_a_forked_child_leaves_the_writer_to_its_parent(kind: Any, tmp_path: Pat
     assert shards_of(tmp_path, opened(kind, tmp_path)) == [written(kind, [1, 3])]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_exception_in_the_block_commits_nothing(kind: Any, tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), writer(kind, tmp_path) as opened_writer:
-        for number in range(100):
-            opened_writer.append(number % 7, record_of(kind, number))
-        for part in opened_writer._parts.values():
-            part.flush()
-        raise ZeroDivisionError
-    assert names(tmp_path) == []
-
-
 # --- what pack gives ---
 
 
@@ -296,6 +261,8 @@ def test_stream_values_in_other_byte_order_or_layout_are_converted(tmp_path: Pat
     "wrong",
     [
         np.zeros(3, "<i8"),
+        np.zeros(3, "<u4"),
+        np.zeros(3, [("token", "<i4")]),
         np.zeros((3, 1), "<i4"),
         np.int32(3),
         np.zeros(3, "<f4"),
@@ -309,7 +276,7 @@ def test_a_stream_pack_that_gives_something_else(wrong: Any, tmp_path: Path) -> 
     with StreamWriter(tmp_path, Tokens()) as stream:
         stream.append(0, [1])
         for shard in (0, 1):
-            with pytest.raises(PackError):
+            with pytest.raises(PackError, match="1-D|dtype"):
                 stream.append(shard, wrong)
     assert shards_of(tmp_path, opened("stream", tmp_path)) == [[1]]
 
@@ -408,8 +375,9 @@ def test_other_arguments(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="stream_dtype"):
         StreamWriter(tmp_path, Raw())  # type: ignore[arg-type]
     (tmp_path / "file").write_bytes(b"")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ForeignDataError, match="file"):
+    (tmp_path / "link").symlink_to("nowhere")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "link"):
+        with pytest.raises(ForeignDataError, match="found a file, or a link to nothing: give another path"):
             writer("stream", path).open()
 
 

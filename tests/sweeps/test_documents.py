@@ -158,13 +158,6 @@ def test_a_format_gets_a_buffer_that_numpy_can_view(backend: str, reader: str, t
     assert [bytes(buffer) for buffer in found] == [bytes(one) for one in written]
 
 
-@pytest.mark.parametrize("wrong", ["text", 7, None, np.arange(3), [1, 2]], ids=lambda wrong: type(wrong).__name__)
-def test_pack_must_give_bytes(wrong: Any, tmp_path: Path) -> None:
-    storage = DocumentStorage(tmp_path, _Raw())
-    with pytest.raises((TypeError, ValueError), match="bytes"), storage.sync_writer() as writer:
-        writer.append(0, wrong)
-
-
 class _Angry:
     def pack(self, data: bytes) -> bytes:
         return data

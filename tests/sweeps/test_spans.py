@@ -147,21 +147,6 @@ def test_keys_may_be_anything_that_compares(tmp_path: Path) -> None:
     assert index == [0, 0, 1, 2, 2, 3] and payloads == [b"1", b"2", b"3", b"4"]
 
 
-@pytest.mark.parametrize(
-    ("pairs", "words"),
-    [
-        ([("a", b"1"), ("b", b"2"), ("a", b"3")], "a"),
-        ([("a", None), ("a", b"late")], "payload"),
-        ([("a", b"1"), ("b", None)], "payload"),
-    ],
-    ids=["key comes back", "late payload", "no payload"],
-)
-def test_bad_spans_are_value_errors(pairs: Any, words: str, tmp_path: Path) -> None:
-    storage = StreamWithMetaStorage(tmp_path, Keyed())
-    with pytest.raises(ValueError, match=words), storage.sync_writer() as writer:
-        writer.append(0, pairs)
-
-
 @pytest.mark.parametrize("claims", [0, 1, 3, 2**62])
 def test_size_must_be_what_pack_yields(claims: int, tmp_path: Path) -> None:
     storage = StreamWithMetaStorage(tmp_path, Keyed(claims=claims))
