@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from guideloom._plan.order import FeistelOrder
+from guideloom._plan.partition import Partition
 
 I64 = npt.NDArray[np.int64]
 At = Callable[[I64], I64]
@@ -177,6 +178,57 @@ def test_weak_orders_are_rejected(family: Family, size: int) -> None:
 @pytest.mark.parametrize("family", [affine, two_rounds])
 def test_weak_orders_of_few_samples_are_rejected(family: Family) -> None:
     assert max(abs(z) for z in pairs_of_few(family).values()) > REJECTED
+
+
+def parts_of_an_epoch(family: Family, size: int, seed: int, world_size: int) -> dict[str, tuple[I64, I64]]:
+    """For each delivered sample the part of the epoch that it came in, or its rank, and the shard that it lies in."""
+    bounds = np.array(
+        [0, size // 20, size // 7, size // 2, size // 2, size - 100]
+    )  # large shards, a small one, an empty one
+    ranks = [Partition(size, 16, rank, world_size, True) for rank in range(world_size)]
+    batches = [
+        np.stack([np.arange(start, start + stride * count, stride), np.full(count, rank)])
+        for rank, partition in enumerate(ranks)
+        for start, stride, count in (partition.batch_positions(0, step) for step in range(partition.num_batches()))
+    ]
+    positions, rank_of = np.concatenate(batches, axis=1)
+    shards = np.searchsorted(bounds, family(size, seed, 0)(positions), side="right") - 1
+    return {"decile": (positions * 10 // size, shards), "rank": (rank_of, shards)}
+
+
+def evenness(family: Family, world_size: int, num_seeds: int = NUM_SEEDS, size: int = 20_011) -> dict[str, float]:
+    """Standard scores of how the shards are spread over the deciles of an epoch, and over the ranks."""
+    sums = {"decile": ChiSquare(), "rank": ChiSquare()}
+    for seed in range(num_seeds):
+        for name, (part, shard) in parts_of_an_epoch(family, size, seed, world_size).items():
+            table = np.zeros((part.max() + 1, shard.max() + 1), np.int64)
+            np.add.at(table, (part, shard), 1)
+            table = table[:, table.any(axis=0)]
+            expected = np.outer(table.sum(1), table.sum(0)) / part.size
+            degrees = (table.shape[0] - 1) * (table.shape[1] - 1) * part.size / (part.size - 1)
+            sums[name].add(table, expected, degrees)
+    return {name: total.z for name, total in sums.items()}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_each_decile_of_an_epoch_and_each_rank_sees_all_shards_alike(world_size: int) -> None:
+    scores = evenness(feistel, world_size)
+    assert {name: z for name, z in scores.items() if abs(z) > LIMIT} == {}
+
+
+def shards_in_turn(size: int, seed: int, epoch: int) -> At:
+    return lambda positions: positions
+
+
+def one_shard_a_rank(size: int, seed: int, epoch: int) -> At:
+    """Every second position from each half of the data, shuffled: two ranks never see each other's half."""
+    half = size // 2
+    return lambda positions: feistel(half, seed, epoch)(positions // 2 % half) + positions % 2 * half
+
+
+@pytest.mark.parametrize(("family", "name"), [(shards_in_turn, "decile"), (one_shard_a_rank, "rank")])
+def test_shards_in_turn_or_a_shard_a_rank_are_noticed(family: Family, name: str) -> None:
+    assert evenness(family, 2, num_seeds=2)[name] > REJECTED
 
 
 def pairs_of_few(family: Family, size: int = 17, epochs: int = 40) -> dict[str, float]:
