@@ -194,7 +194,7 @@ import numba  # once, so that the children have nothing to do but compile
 from guideloom._plan.order import FeistelOrder
 ready, go = os.pipe()
 answers = []
-for number in range(4):
+for number in range(8):
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.close(go)
@@ -211,20 +211,20 @@ indexes = []
 for reader in answers:
     with open(reader) as answer:
         indexes.append(json.load(answer))
-assert all(os.wait()[1] == 0 for _ in range(4))
+assert all(os.wait()[1] == 0 for _ in range(8))
 print(json.dumps(indexes))
 """
 
 
 @pytest.mark.slow
-def test_four_processes_at_once_on_an_empty_cache(project: Path, tmp_path: Path) -> None:
+def test_eight_processes_at_once_on_an_empty_cache(project: Path, tmp_path: Path) -> None:
     env = environment(project, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
     together, _ = run(env, FORKS)
     plain, _ = run(env | {"NUMBA_DISABLE_JIT": "1"}, FORKS)
     assert together == plain
-    assert len(set(map(tuple, together))) == 4
+    assert len(set(map(tuple, together))) == 8
     assert [path.suffix for path in cache_files(tmp_path / "cache")] == [".nbc", ".nbi"]
-    after, _ = run(env, FORKS)  # what the four left behind is whole
+    after, _ = run(env, FORKS)  # what the eight left behind is whole
     assert after == plain
 
 

@@ -91,7 +91,7 @@ while True:
 def test_ctrl_c_at_any_moment(way: dict[str, Any], folder: Path) -> None:
     """From before the first open on, through starts and ends of epochs."""
     choose = random.Random(str(way))
-    for _ in range(2):
+    for _ in range(4):
         process = start(folder, way, EPOCHS)
         assert line_of(process) == "go"
         # Nothing more is printed: this waits, and wakes early if the program dies.
