@@ -133,11 +133,6 @@ class SpanOperations:
 
     # --- operations ---------------------------------------------------------------------------------
 
-    def _rows(self, plan: WindowPlan, lo: int, hi: int, asked: bool, empty: Empty) -> Operation[npt.NDArray[Any]]:
-        rows = empty((hi - lo, plan.length), self._row_dtype)
-        yield from gather_windows(plan, lo, hi, rows, asked)
-        return rows
-
     def _spans(
         self, plan: WindowPlan, lo: int, hi: int, empty: Empty, rows: npt.NDArray[Any] | None = None
     ) -> Operation[SpanBatch]:
@@ -307,7 +302,8 @@ class SpanOperations:
         self, plan: WindowPlan, lo: int, hi: int, asked: bool = False, empty: Empty = np.empty
     ) -> Operation[list[Any]]:
         """Read and unpack the windows ``[lo, hi)`` of a plan."""
-        rows = yield from self._rows(plan, lo, hi, asked, empty)
+        rows = empty((hi - lo, plan.length), self._row_dtype)
+        yield from gather_windows(plan, lo, hi, rows, asked)
         batch = yield from self._spans(plan, lo, hi, empty, rows if self._published else None)
         if self._published:
             rows = rows["element"]
@@ -342,7 +338,8 @@ class SpanOperations:
         """
         rows = None
         if self._published:
-            rows = yield from self._rows(plan, lo, hi, asked, np.empty)
+            rows = np.empty((hi - lo, plan.length), self._row_dtype)
+            yield from gather_windows(plan, lo, hi, rows, asked)
             columns = self._columns(rows["element"], empty)
         else:
             columns = yield from self._elements.arrays(plan, lo, hi, empty, asked)

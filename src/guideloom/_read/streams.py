@@ -117,8 +117,7 @@ def _is_same_sort(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
 
 def _widens(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
     """Whether ``want`` holds every value of ``have`` and is the same sort of number."""
-    sorts = {"u": "iu", "i": "i", "f": "f", "c": "c", "b": "b"}
-    return want.kind in sorts.get(have.kind, "") and np.can_cast(have, want, "safe")
+    return want.kind in _SORTS.get(have.kind, "") and np.can_cast(have, want, "safe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,19 +182,12 @@ class StreamOperations:
         """Plan windows; pure."""
         return plan_windows(self.catalog.starts, self.catalog.elements_file, begins, length, self.disk_dtype.itemsize)
 
-    def rows(
-        self, plan: WindowPlan, lo: int, hi: int, asked: bool = False, empty: Empty = np.empty
-    ) -> Operation[npt.NDArray[Any]]:
-        """Read the windows ``[lo, hi)`` of a plan: disk_dtype[hi - lo, L]."""
-        rows = empty((hi - lo, plan.length), self.disk_dtype)
-        yield from gather_windows(plan, lo, hi, rows, asked)
-        return rows
-
     def samples(
         self, plan: WindowPlan, lo: int, hi: int, asked: bool = False, empty: Empty = np.empty
     ) -> Operation[list[Any]]:
         """Read and unpack the windows ``[lo, hi)`` of a plan; ``asked``: see ``FileSet.gather``."""
-        rows = yield from self.rows(plan, lo, hi, asked, empty)
+        rows = empty((hi - lo, plan.length), self.disk_dtype)
+        yield from gather_windows(plan, lo, hi, rows, asked)
         if self._convert:
             rows = rows.astype(self.dtype)
         if self.unpacks_fields:
