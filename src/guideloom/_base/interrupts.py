@@ -30,12 +30,12 @@ _NUMBERS = tuple(
 )
 
 
-def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
-    """Open a file as ``os.open`` does; an interrupt that comes meanwhile leaves no open file behind."""
+def open_descriptor(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file that is there as ``os.open`` does; an interrupt that comes meanwhile leaves no open file behind."""
     opened: list[int] = []
     try:
         # Within C from the call to the list: Python itself would interrupt between the call and a name for its result.
-        opened.extend(map(os.open, (path,), (flags,), (mode,)))
+        opened.extend(map(os.open, (path,), (flags,)))
     except BaseException:
         for descriptor in opened:
             os.close(descriptor)

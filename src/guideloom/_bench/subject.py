@@ -214,13 +214,13 @@ def evict(paths: list[Path]) -> float | None:
     return _share_cached(paths)
 
 
-def _share_cached(paths: list[Path], num_samples: int = 256) -> float | None:
+def _share_cached(paths: list[Path]) -> float | None:
     cached = total = 0
     for path in paths[:: max(1, len(paths) // 16)]:
         size = path.stat().st_size
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            for offset in range(0, size, max(4096, size // (num_samples // 16))):
+            for offset in range(0, size, max(4096, size // 16)):
                 total += 1
                 try:
                     os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
