@@ -47,6 +47,8 @@ def test_on_each_of_several_ranks(rank: int) -> None:
         [(3, 8, 2), (4, 3, 1), (2, 5, 3), (1, 8, 1)],
         [(1, 2, 3), (5, 1, 2), (2, 3, 1)],
         [(4, 2, 1), (2, 4, 2), (8, 1, 1)],
+        [(1, 8, 1), (2, 3, 2), (1, 5, 1), (7, 1, 0)],
+        [(3, 3, 0), (5, 2, 0)],
     ],
 )
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -148,7 +150,7 @@ def test_a_deep_position_costs_one_plan() -> None:
 
 
 def test_position_survives_closing() -> None:
-    loader = make_rows(20, local_batch_size=2)
+    loader = make_rows(20, local_batch_size=2, prefetch=2)
     with loader:
         list(islice(loader, 3))
     state = loader.state_dict()

@@ -1,8 +1,7 @@
-"""The loader through the public interface: order, ranks, ends, checks and errors, against the oracle."""
+"""The loader over real data sets of every kind: order, ranks, numeric batches and errors, against the oracle."""
 
 from __future__ import annotations
 
-import pickle
 import tempfile
 import threading
 import warnings
@@ -18,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guideloom import DocumentDataset, StatefulDataLoader, StreamDataset
+from guideloom import StatefulDataLoader
 from guideloom.testing import (
     Fault,
     FaultBackend,
@@ -158,30 +157,6 @@ def test_special_sizes(size: int, shuffle: bool, tmp_path: Path) -> None:
                 assert len(seen) == (size - size % (batch * world_size) if drop_last else size)
 
 
-def test_a_seed_and_an_epoch_are_an_order_of_their_own(tmp_path: Path) -> None:
-    storage = storage_of("fields", tmp_path, 60)
-    orders = {}
-    for seed in range(6):
-        options = {"shuffle": True, "shuffle_seed": seed, "local_batch_size": 60}
-        for epoch, batches in enumerate(reference(partial(loader_of, storage, **options), 6)):
-            orders[seed, epoch] = tuple(batches[0])
-    assert len(set(orders.values())) == 36
-    again = reference(partial(loader_of, storage, shuffle=True, shuffle_seed=4, local_batch_size=60), 3)
-    assert [tuple(epoch[0]) for epoch in again] == [orders[4, epoch] for epoch in range(3)]
-
-
-@pytest.mark.parametrize("options", [{}, {"prefetch": 2}, {"num_workers": 2, "prefetch": 2}])
-def test_a_rank_without_samples_collates_nothing(options: dict[str, int], tmp_path: Path) -> None:
-    storage = storage_of("fields", tmp_path, 7)
-    by_rank = [
-        reference(partial(loader_of, storage, world_size=3, rank=rank, drop_last=False, local_batch_size=2, **options))[
-            0
-        ]
-        for rank in range(3)
-    ]
-    assert by_rank == [[[0, 3], [6]], [[1, 4], []], [[2, 5], []]]
-
-
 # --- numeric batches -----------------------------------------------------------------------------
 
 
@@ -212,76 +187,7 @@ def test_a_mixed_world_of_ranks_with_an_empty_numeric_batch(tmp_path: Path) -> N
     assert (first.tolist(), tuple(last.shape)) == ([[2], [5]], (0, 1))
 
 
-# --- lives --------------------------------------------------------------------------------------
-
-
-def test_an_epoch_ends_and_the_next_iter_is_the_next_epoch(tmp_path: Path) -> None:
-    with loader_of(storage_of("fields", tmp_path, 4), shuffle=True, shuffle_seed=1) as loader:
-        iterator = iter(loader)
-        first = [next(iterator) for _ in range(4)]
-        for _ in range(2):
-            with pytest.raises(StopIteration):
-                next(iterator)
-        assert loader.state_dict()["epoch"] == 1
-        second = list(loader)
-    assert sorted(first) == sorted(second) == [[0], [1], [2], [3]] and first != second
-
-
-@pytest.mark.parametrize("options", [{}, {"prefetch": 2}, {"num_workers": 2, "prefetch": 2}])
-def test_one_live_iterator(options: dict[str, int], tmp_path: Path) -> None:
-    with loader_of(storage_of("fields", tmp_path, 8), **options) as loader:
-        iterator = iter(loader)
-        assert next(iterator) == [0]
-        state = loader.state_dict()
-        with pytest.raises(RuntimeError, match="iterator"):
-            iter(loader)
-        with pytest.raises(RuntimeError, match="iterator"):
-            loader.load_state_dict(state)
-        iterator.close()
-        iterator.close()
-        assert list(loader) == [[i] for i in range(1, 8)]
-        loader.load_state_dict(state)
-        assert next(iter(loader)) == [1]
-
-
-def test_it_must_be_open(tmp_path: Path) -> None:
-    loader = loader_of(storage_of("fields", tmp_path, 8))
-    for use in (lambda: iter(loader), lambda: len(loader), lambda: loader.dataset_size):
-        with pytest.raises(RuntimeError, match="open"):
-            use()
-    loader.close()
-    with loader, pytest.raises(RuntimeError, match="open"):
-        loader.open()
-    with pytest.raises(RuntimeError, match="open"):
-        iter(loader)
-
-
-def test_closing_ends_every_thread(tmp_path: Path) -> None:
-    before = threading.active_count()
-    storage = storage_of("fields", tmp_path, 50)
-    for stop in (0, 1, 7):
-        with loader_of(storage, num_workers=3, prefetch=4) as loader:
-            for _ in range(20):
-                iterator = iter(loader)
-                for _ in range(stop):
-                    next(iterator)
-                iterator.close()
-                loader.load_state_dict({**loader.state_dict(), "observation_offset": 0})
-    assert threading.active_count() == before
-
-
-def test_prefetched_batches_are_not_counted(tmp_path: Path) -> None:
-    storage = storage_of("fields", tmp_path, 20)
-    with loader_of(storage, prefetch=8, local_batch_size=2) as loader:
-        assert loader.state_dict()["observation_offset"] == 0
-        iterator = iter(loader)
-        for step in range(1, 11):
-            next(iterator)
-            assert loader.state_dict()["observation_offset"] == 2 * step
-            assert loader.state_dict()["epoch"] == 0
-
-
-def test_reading_runs_ahead_of_the_caller_but_no_further_than_asked(tmp_path: Path) -> None:
+def test_reading_runs_ahead_of_the_caller(tmp_path: Path) -> None:
     gate = threading.Event()
     backend = LatencyBackend(gate=gate, match="*.elements.bin", concurrent_reads=True)
     storage = storage_of("fields", tmp_path, 20, read_interface=backend)
@@ -293,42 +199,6 @@ def test_reading_runs_ahead_of_the_caller_but_no_further_than_asked(tmp_path: Pa
 
 
 # --- what reaches the caller --------------------------------------------------------------------
-
-
-class UnpicklableError(Exception):
-    def __init__(self, message: str, lock: Any) -> None:
-        super().__init__(message)
-        self.lock = lock
-
-
-def collate_fails_at_5(samples: list[Any]) -> list[int]:
-    ids = first_ids(samples)
-    if 5 in ids:
-        raise LookupError("no sample five")
-    return ids
-
-
-def collate_fails_unpicklably(samples: list[Any]) -> list[int]:
-    raise UnpicklableError("cannot travel", threading.Lock())
-
-
-@pytest.mark.parametrize("options", MODES, ids=str)
-def test_an_exception_of_collate_arrives_at_its_batch(options: dict[str, Any], tmp_path: Path) -> None:
-    storage = storage_of("fields", tmp_path, 12)
-    with loader_of(storage, collate_fn=collate_fails_at_5, local_batch_size=2, **options) as loader:
-        iterator = iter(loader)
-        assert [next(iterator), next(iterator)] == [[0, 1], [2, 3]]
-        with pytest.raises(LookupError, match="no sample five"):
-            next(iterator)
-        assert loader.state_dict()["observation_offset"] == 4
-
-
-@pytest.mark.parametrize("options", MODES, ids=str)
-def test_an_exception_that_cannot_be_pickled_arrives(options: dict[str, Any], tmp_path: Path) -> None:
-    storage = storage_of("fields", tmp_path, 12)
-    make = partial(loader_of, storage, collate_fn=collate_fails_unpicklably, **options)
-    with make() as loader, pytest.raises(Exception, match="cannot travel"):
-        next(iter(loader))
 
 
 @pytest.mark.parametrize("options", MODES[:3], ids=str)
@@ -371,49 +241,6 @@ def test_tensors_in_containers_keep_their_shapes(options: dict[str, Any], tmp_pa
 # --- checks ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"world_size": 0}, "world_size"),
-        ({"world_size": -1}, "world_size"),
-        ({"rank": 1}, "rank"),
-        ({"rank": -1}, "rank"),
-        ({"rank": 3, "world_size": 3}, "rank"),
-        ({"local_batch_size": 0}, "local_batch_size"),
-        ({"num_workers": -1}, "num_workers"),
-        ({"prefetch": -1}, "prefetch"),
-        ({"pin_memory": True}, "pin_memory"),
-        ({"parallel_method": "fiber"}, "parallel_method"),
-        ({"local_batch_size": 1.5}, "local_batch_size"),
-    ],
-    ids=str,
-)
-def test_bad_arguments_are_value_errors_that_name_them(options: dict[str, Any], word: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=word):
-        loader_of(storage_of("fields", tmp_path, 8), **options)
-
-
-def test_from_storage_knows_streams_from_documents(tmp_path: Path) -> None:
-    streams, documents = storage_of("fields", tmp_path / "s", 8), storage_of("documents", tmp_path / "d", 8)
-    with pytest.raises(ValueError, match="sequence_length"):
-        StatefulDataLoader.from_storage(streams, first_ids)
-    with pytest.raises(TypeError, match="sequence_length"):
-        StatefulDataLoader.from_storage(documents, first_ids, sequence_length=4)
-    with pytest.raises(TypeError, match="StreamStorage"):
-        StatefulDataLoader.from_storage(StreamDataset(streams, 1), first_ids)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_less_than_a_global_batch_is_an_error_at_open(drop_last: bool, tmp_path: Path) -> None:
-    storage = storage_of("fields", tmp_path, 5)
-    for options in ({"local_batch_size": 6}, {"local_batch_size": 2, "world_size": 3}, {"sequence_length": 6}):
-        loader = loader_of(storage, drop_last=drop_last, **options)
-        with pytest.raises(ValueError, match="global batch"):
-            loader.open()
-    with loader_of(storage, drop_last=drop_last, local_batch_size=5) as loader:
-        assert len(loader) == 1
-
-
 def test_workers_without_enough_prefetch_are_warned_of_once(tmp_path: Path) -> None:
     storage = storage_of("fields", tmp_path, 8)
     with pytest.warns(UserWarning, match="num_workers") as caught:
@@ -428,10 +255,3 @@ def test_workers_without_enough_prefetch_are_warned_of_once(tmp_path: Path) -> N
 def test_the_default_device_is_the_cpu_without_cuda(tmp_path: Path) -> None:
     wanted = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     assert StatefulDataLoader.get_default_device() == wanted
-
-
-def test_a_data_set_may_be_given_in_place_of_a_storage(tmp_path: Path) -> None:
-    dataset = DocumentDataset(make_documents(tmp_path, (2, 3)))
-    with StatefulDataLoader(dataset, first_ids, local_batch_size=5, device="cpu") as loader:
-        assert list(loader) == [[0, 1, 2, 3, 4]]
-    assert pickle.loads(pickle.dumps(dataset)).sync_reader() is not None

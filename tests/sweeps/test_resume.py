@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -16,12 +14,10 @@ from guideloom import StatefulDataLoader, errors
 from guideloom.testing import (
     CountingBackend,
     check_resume,
-    check_worlds,
     make_documents,
     make_spans,
     make_sparse_stream,
     make_stream,
-    reference,
 )
 from tests.sweeps.support import BACKENDS
 
@@ -116,115 +112,6 @@ def test_numeric_batches_resume_too(tmp_path: Path) -> None:
     check_resume(partial(make_loader, "fields", tmp_path, **options), 2, through=["json"])
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_every_rank_resumes(rank: int, tmp_path: Path) -> None:
-    write("fields", tmp_path, 17)
-    options = {
-        "local_batch_size": 2,
-        "world_size": 3,
-        "rank": rank,
-        "drop_last": False,
-        "shuffle": True,
-        "shuffle_seed": 1,
-    }
-    check_resume(partial(make_loader, "fields", tmp_path, **options), 1, through=["json"])
-
-
-@pytest.mark.parametrize(
-    "worlds",
-    [
-        [(1, 8, 1), (2, 3, 2), (1, 5, 1), (1, 8, 0)],
-        [(8, 1, 1), (1, 8, 1), (4, 2, 1), (2, 4, 0)],
-        [(1, 2, 3), (1, 1, 5), (7, 1, 0)],
-        [(3, 3, 0), (5, 2, 0)],
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_every_sample_once_through_other_worlds(
-    shuffle: bool, worlds: list[tuple[int, int, int]], tmp_path: Path
-) -> None:
-    write("documents", tmp_path, 53)
-    make = partial(make_loader, "documents", tmp_path, shuffle=shuffle, shuffle_seed=9, drop_last=False)
-    assert sorted(check_worlds(make, worlds)) == list(range(53))
-
-
-def test_the_content_of_global_batches_does_not_depend_on_the_world(tmp_path: Path) -> None:
-    write("documents", tmp_path, 48)
-    make = partial(make_loader, "documents", tmp_path, shuffle=True, shuffle_seed=9)
-    wanted = [sorted(batch) for batch in reference(make, 1, local_batch_size=12)[0]]
-    for world_size in (2, 3, 4, 6, 12):
-        by_rank = [
-            reference(make, 1, local_batch_size=12 // world_size, world_size=world_size, rank=rank)[0]
-            for rank in range(world_size)
-        ]
-        found = [sorted(sample for part in step for sample in part) for step in zip(*by_rank, strict=True)]
-        assert found == wanted
-
-
-def test_a_state_loads_before_open_and_after(tmp_path: Path) -> None:
-    write("fields", tmp_path, 10)
-    make = partial(make_loader, "fields", tmp_path, shuffle=True, shuffle_seed=7)
-    (order,) = reference(make)
-    with make() as loader:
-        iterator = iter(loader)
-        assert [next(iterator) for _ in range(4)] == order[:4]
-        state = loader.state_dict()
-    assert loader.state_dict() == state, "closing a loader must not move it"
-    early = make()
-    early.load_state_dict(state)
-    assert early.state_dict() == state
-    with early:
-        assert early.state_dict() == state
-        assert list(early) == order[4:]
-    with make() as late:
-        late.load_state_dict(state)
-        assert list(late) == order[4:]
-
-
-def test_a_loader_that_is_opened_again_goes_on(tmp_path: Path) -> None:
-    write("fields", tmp_path, 10)
-    make = partial(make_loader, "fields", tmp_path, shuffle=True, shuffle_seed=7, prefetch=2)
-    (order,) = reference(make)
-    loader = make()
-    with loader:
-        assert next(iter(loader)) == order[0]
-    with loader:
-        assert list(loader) == order[1:]
-
-
-def test_two_loaders_of_one_storage_are_at_their_own_places(tmp_path: Path) -> None:
-    write("fields", tmp_path, 10)
-    make = partial(make_loader, "fields", tmp_path, prefetch=2)
-    with make() as first, make() as second:
-        one, two = iter(first), iter(second)
-        for _ in range(3):
-            next(one)
-        next(two)
-        assert first.state_dict()["observation_offset"] == 3
-        assert second.state_dict()["observation_offset"] == 1
-
-
-def test_a_state_is_small_and_plain(tmp_path: Path) -> None:
-    write("fields", tmp_path, 1_000)
-    with make_loader("fields", tmp_path, shuffle=True, shuffle_seed=2**40) as loader:
-        iterator = iter(loader)
-        for _ in range(10):
-            next(iterator)
-        state = loader.state_dict()
-    text = json.dumps(state)
-    assert len(text) < 1_000 and json.loads(text) == state
-    assert {"epoch", "observation_offset", "shuffle", "shuffle_seed", "drop_last"} <= set(state)
-    assert (state["epoch"], state["observation_offset"], state["shuffle_seed"]) == (0, 10, 2**40)
-
-
-def test_a_load_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write("fields", tmp_path, 10)
-    with make_loader("fields", tmp_path) as loader, caplog.at_level(logging.INFO, logger="guideloom"):
-        loader.load_state_dict({**loader.state_dict(), "epoch": 3, "observation_offset": 4})
-    assert "epoch 3" in caplog.text and "4" in caplog.text
-
-
 # --- what must be refused -----------------------------------------------------------------------
 
 
@@ -289,42 +176,6 @@ def test_other_data_is_refused_and_the_same_data_elsewhere_is_not(change: str, t
     with make_loader("documents", other) as loader:
         loader.load_state_dict(state, override={"identity"})
         assert next(iter(loader)) == [1]
-
-
-def test_damaged_states_are_refused(tmp_path: Path) -> None:
-    write("fields", tmp_path, 12)
-    make = partial(make_loader, "fields", tmp_path, shuffle=True, shuffle_seed=7)
-    state = saved(make)
-    for key in ("epoch", "observation_offset", "shuffle", "shuffle_seed", "drop_last"):
-        refused(make, {k: v for k, v in state.items() if k != key}, errors.StateSchemaError, key)
-    for key, value in (
-        ("epoch", -1),
-        ("epoch", 1.0),
-        ("epoch", "1"),
-        ("epoch", True),
-        ("observation_offset", -1),
-        ("observation_offset", None),
-        ("observation_offset", 13),
-        ("shuffle", 1),
-        ("shuffle_seed", "7"),
-        ("drop_last", None),
-        ("version", 99),
-        ("unheard_of", 1),
-    ):
-        refused(make, {**state, key: value}, errors.StateError, key.split("_")[-1])
-    for whole in ({}, None, [], "state"):
-        refused(make, whole, errors.StateSchemaError)
-
-
-def test_a_published_state_loads(tmp_path: Path) -> None:
-    write("fields", tmp_path, 12)
-    make = partial(make_loader, "fields", tmp_path, shuffle=True, shuffle_seed=7)
-    epochs = reference(make, 2)
-    state = {"epoch": 1, "observation_offset": 5, "shuffle": True, "shuffle_seed": 7, "drop_last": True}
-    with make() as loader:
-        loader.load_state_dict(state)
-        assert list(loader) == epochs[1][5:]
-    refused(make, {**state, "shuffle_seed": 8}, errors.StateMismatchError, "shuffle_seed")
 
 
 def test_resuming_far_into_a_huge_epoch_costs_what_the_start_costs(tmp_path: Path) -> None:
