@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from guideloom import StreamDataset
+from guideloom import DocumentDataset, DocumentStorage, StatefulDataLoader, StreamDataset, StreamWithMetaStorage
 from guideloom.testing import (
     CountingBackend,
     make_documents,
@@ -16,10 +19,40 @@ from guideloom.testing import (
     make_sparse_stream,
     make_stream,
 )
+from guideloom.testing.sparse import _grow
 from tests.sweeps.support import BACKENDS, READ
 
 OWN = ["seek", "pread", "advice", "mmap"]  # the others hold whole files in memory
 EDGES = [2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1]
+
+
+class RawDocuments:
+    def pack(self, data: bytes) -> bytes:
+        return data
+
+    def unpack(self, encoded: Any, shard: int) -> Any:
+        return encoded
+
+
+class RawSpans:
+    """One span for each element."""
+
+    stream_dtype = np.dtype("u1")
+
+    def size(self, data: Any) -> int:
+        return len(data)
+
+    def pack(self, data: Any) -> Generator[tuple[int, bytes], None, Any]:
+        for key in data:
+            yield key, b""
+        return np.zeros(len(data), "u1")
+
+    def unpack(self, stream: Any, document_shard: Any, document_index: Any, document_data: Any) -> Any:
+        return stream.tobytes(), document_index.tolist(), [bytes(payload) for payload in document_data]
+
+
+def joined(documents: list[Any]) -> bytes:
+    return b"|".join(bytes(document) for document in documents)
 
 
 @pytest.mark.parametrize("reader", READ)
@@ -87,6 +120,75 @@ def test_documents_behind_4_gib(backend: str, tmp_path: Path) -> None:
     storage = make_sparse_document(tmp_path, size, read_interface=BACKENDS[backend]())
     with storage.sync_reader() as reader:
         assert bytes(reader.read(1)) == b"end"
+
+
+@pytest.mark.parametrize("backend", OWN)
+def test_more_documents_than_32_bits_count(backend: str, tmp_path: Path) -> None:
+    """All but the last are empty, so that their offsets are holes."""
+    count = 2**32 + 5
+    storage = DocumentStorage(tmp_path, RawDocuments(), BACKENDS[backend]())
+    with storage.sync_writer() as writer:
+        writer.append(0, b"end")
+    offsets = {8: bytes(8), 8 * count: np.int64(3).tobytes()}
+    _grow(tmp_path, 0, {"count": count}, {"offsets": (8 * count + 8, offsets), "payload": (3, {0: b"end"})})
+    for read in READ.values():
+        assert read(storage, [(0,)], "length") == [count]
+        asked = [count - 1, 2**31, 2**32, 0, count - 1, *EDGES]
+        found = [bytes(document) for document in read(storage, [(asked,)], "read_many")[0]]
+        assert found == [b"end" if index == count - 1 else b"" for index in asked]
+        with pytest.raises(IndexError):
+            read(storage, [(count,)])
+    options: dict[str, Any] = {"local_batch_size": 3, "drop_last": False, "device": "cpu"}
+    with StatefulDataLoader(DocumentDataset(storage), joined, **options) as loader:
+        assert loader.dataset_size == count
+        loader.load_state_dict({**loader.state_dict(), "observation_offset": count - 4})
+        assert list(loader) == [b"||", b"end"]
+
+
+@pytest.mark.parametrize("backend", OWN)
+def test_elements_and_payloads_of_spans_around_32_bits(backend: str, tmp_path: Path) -> None:
+    count = 2**32 + 10
+    firsts = [0, 2**31 + 1, 2**32 + 1, 2**32 + 6]
+    offsets = [
+        0,
+        2**32 + 9,
+        2**32 + 12,
+        2**32 + 12,
+    ]  # 4 GiB of the first span, which no window here touches; one is empty
+    storage = StreamWithMetaStorage(tmp_path, RawSpans(), BACKENDS[backend]())
+    with storage.sync_writer() as writer:
+        writer.append(0, range(4))
+    (record,) = (json.loads(path.read_bytes()) for path in tmp_path.glob("*.commit.json"))
+    end = 2**32 + 15
+    rows = np.array([*zip(firsts, offsets, strict=True), (count, end)], "<i8").tobytes()
+    rows += np.array(firsts[:: record["stride"]], "<i8").tobytes()
+    marks = {2**31 + 1: b"1", 2**32: b"2", 2**32 + 1: b"3", count - 1: b"4"}
+    files: dict[str, Any] = {
+        "elements": (count, marks),
+        "spans": (len(rows), {0: rows}),
+        "payload": (end, {2**32 + 9: b"onesix"}),
+    }
+    _grow(tmp_path, 0, {"count": count}, files)
+
+    def expected(index: int, length: int) -> tuple[bytes, list[int], list[bytes]]:
+        elements = b"".join(marks.get(at, b"\0") for at in range(index, index + length))
+        spans = [sum(at >= first for first in firsts) - 1 for at in range(index, index + length)]
+        payloads = [b"", b"one", b"", b"six"]
+        return elements, [span - spans[0] for span in spans], [payloads[span] for span in sorted(set(spans))]
+
+    requests = [(2**31 + 1, 3), (2**31 + 2, 1), (2**32 - 1, 4), (2**32 + 1, 1), (2**32 + 3, 7), (count - 1, 1)]
+    for read in READ.values():
+        assert read(storage, requests) == [expected(*request) for request in requests]
+    first = 2**32 - 4
+    with StatefulDataLoader(StreamDataset(storage, 4), None, local_batch_size=3, device="cpu") as loader:
+        loader.load_state_dict({**loader.state_dict(), "observation_offset": first // 4})
+        (batch,) = loader
+    wanted = [expected(first + 4 * number, 4) for number in range(3)]
+    assert batch["elements"].numpy().tobytes() == b"".join(elements for elements, _, _ in wanted)
+    assert batch["span_index"].tolist() == [spans for _, spans, _ in wanted]
+    payloads = [payload for _, _, window in wanted for payload in window]
+    assert batch["span_payload"].numpy().tobytes() == b"".join(payloads)
+    assert np.diff(batch["span_offsets"].numpy()).tolist() == [len(payload) for payload in payloads]
 
 
 @pytest.mark.slow
