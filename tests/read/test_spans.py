@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -233,3 +234,36 @@ def test_an_asyncio_reader_remembers_tables_from_read_to_read(tmp_path: Path, dt
 
     # The sample and some rows, then the whole table, then nothing.
     assert asyncio.run(main()) == [2, 3, 3, 3, 3]
+
+
+PUBLISHED = Path(__file__).parents[1] / "data" / "published-1.1" / "stream_with_meta"
+
+
+@pytest.mark.parametrize(
+    ("shard", "element", "number"),
+    [(0, 60, -1), (0, 60, 20), (0, 60, 14), (0, 60, 10), (1, 3, -1), (1, 3, 20), (1, 3, 4), (1, 3, 0)],
+)
+def test_numbers_of_spans_of_the_published_layout_that_do_not_rise_one_by_one_are_refused(
+    tmp_path: Path, shard: int, element: int, number: int
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(PUBLISHED, folder)
+    file = folder / f"000000{shard}.in_band.bin"
+    file.chmod(0o600)
+    rows = np.fromfile(file, [("span", "<i4"), ("element", "<i4")])
+    rows["span"][element] = number
+    rows.tofile(file)
+    with (
+        StreamWithMetaStorage(PUBLISHED, PlainFormat(np.dtype("<i4"))).sync_reader() as sound,
+        StreamWithMetaStorage(folder, PlainFormat(np.dtype("<i4"))).sync_reader() as reader,
+    ):
+        begin = element + shard * sound.length(0)
+        assert reader.read(begin - 20, 20) == sound.read(begin - 20, 20)
+        windows = [(begin - 2, 40), (begin - 20, 40)]  # of the second shard, the latter begins in the first
+        if not 0 <= number < 20:
+            windows.append((begin, 1))
+        for index, length in windows:
+            with pytest.raises(CorruptDataError, match=f"found {number} beside element {element}:") as found:
+                reader.read(index, length)
+            error = found.value
+            assert (error.path, error.shard, error.offset) == (str(file), shard, 8 * element)

@@ -263,7 +263,14 @@ class SpanOperations:
         broken = np.flatnonzero(same_run & (step != 1))
         if bad.size or broken.size:
             worst = int(bad[0]) if bad.size else int(broken[0]) + 1
-            self._refuse(int(segment[run[worst]]), int(first[run[worst]] + where[worst] - at[run[worst]]))
+            found, element = int(segment[run[worst]]), int(first[run[worst]] + where[worst] - at[run[worst]])
+            raise CorruptDataError(
+                f"expected the numbers of spans to rise one by one within [0, {int(self.catalog.spans[found])}), found "
+                f"{int(span[worst])} beside element {element}: restore the file",
+                path=self.catalog.path_of(int(self.catalog.elements_file[found])),
+                shard=int(self.catalog.shard[found]),
+                offset=element * self._row_dtype.itemsize,
+            )
         # One row a span, and behind each run the row after its last span: offset of the next payload, end of the run.
         bounds = np.zeros(count.size + 1, np.int64)
         np.cumsum(np.bincount(run, minlength=count.size) + 1, out=bounds[1:])
