@@ -10,12 +10,14 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from guideloom._loader import exits
 from guideloom.errors import InUseError
 from tests.loader.fakes import make_items
 
@@ -171,3 +173,124 @@ def test_a_forked_child_starts_its_own_iterator() -> None:
             assert next(iterator) == [1]
             with pytest.raises(InUseError):
                 iter(loader)
+
+
+def run(script: str, *arguments: object) -> tuple[int, str]:
+    """Run a script to its end; its exit code and what it wrote to stderr."""
+    process = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=ROOT,
+        check=False,
+    )
+    return process.returncode, process.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["collate_fn", "unpack"])
+def test_the_interpreter_outlives_no_work_of_torch_in_a_thread(where: str, tmp_path: Path) -> None:
+    code, errors = run(
+        """
+        import sys, threading, time
+        from pathlib import Path
+        import torch
+        from guideloom import DocumentStorage, StatefulDataLoader
+
+        begun = threading.Event()
+
+        def work(data):
+            begun.set()
+            numbers, until = torch.ones(400, 400), time.monotonic() + 2.5
+            while time.monotonic() < until:  # torch's C++ code does nearly all of it, without the interpreter lock
+                numbers = torch.tanh(numbers @ numbers)
+            return data
+
+        class Format:
+            def pack(self, data):
+                return data
+
+            def unpack(self, encoded, shard):
+                return bytes(encoded) if sys.argv[2] == "collate_fn" else work(bytes(encoded))
+
+        storage = DocumentStorage(Path(sys.argv[1]), Format())
+        with storage.sync_writer() as writer:
+            for _ in range(9):
+                writer.append(0, b"document")
+        loader = StatefulDataLoader.from_storage(
+            storage, work if sys.argv[2] == "collate_fn" else list, prefetch=2, device="cpu"
+        )
+        loader.open()
+        batches = iter(loader)
+        begun.wait()
+        sys.exit(5)
+        """,
+        tmp_path / "data",
+        where,
+    )
+    assert code == 5, errors
+    assert errors.count("\n") == 1
+    assert "guideloom-batching still runs at exit, in collate_fn or unpack" in errors
+
+
+def test_modules_that_are_known_by_name_exist() -> None:
+    assert import_module(exits._CALLS_TORCH).tensors
+    assert import_module(exits._CALLS_BACKENDS).BackendFileSet
+
+
+@pytest.mark.slow
+def test_the_interpreter_does_not_wait_for_a_read_that_hangs(tmp_path: Path) -> None:
+    code, errors = run(
+        """
+        import sys, threading
+        from pathlib import Path
+        from guideloom import DocumentJsonFormat, DocumentStorage, StatefulDataLoader
+        from guideloom.types import IOReaderAbstract, IOSyncReaderAbstract
+
+        begun, never = threading.Event(), threading.Event()
+
+        class Reader(IOSyncReaderAbstract):
+            def __init__(self, path):
+                self.path = path
+
+            def open(self):
+                self.file = open(self.path, "rb")
+
+            def close(self):
+                self.file.close()
+
+            def filesize(self):
+                return self.path.stat().st_size
+
+            def read(self, offset, length):
+                if ready:
+                    begun.set()
+                    never.wait()
+                self.file.seek(offset)
+                return self.file.read(length)
+
+        class Backend(IOReaderAbstract):
+            def is_supported(self):
+                return True
+
+            def sync_reader(self):
+                return Reader
+
+            def async_reader(self):
+                raise NotImplementedError
+
+        ready = False
+        storage = DocumentStorage(Path(sys.argv[1]), DocumentJsonFormat(), Backend())
+        with storage.sync_writer() as writer:
+            writer.append(0, "document")
+        loader = StatefulDataLoader.from_storage(storage, list, prefetch=2, device="cpu")
+        loader.open()
+        ready = True
+        batches = iter(loader)
+        begun.wait()
+        sys.exit(5)
+        """,
+        tmp_path / "data",
+    )
+    assert (code, errors) == (5, "")

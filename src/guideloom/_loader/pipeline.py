@@ -7,10 +7,9 @@ claimed in order by whoever is free.
 
 from __future__ import annotations
 
-import atexit
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -19,39 +18,16 @@ import numpy.typing as npt
 
 from guideloom._base.forks import FORKS
 from guideloom._base.interrupts import interrupts_later
+from guideloom._loader.exits import register, unregister
 from guideloom._loader.outbox import PARKED, Failure, Outbox, Pace, Sleeper
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import EndOfEpoch, Feed, Schedule, Work
 
-_EXIT_TIMEOUT_S = 1.0
 # Batches made ahead for a caller that does nothing but take them, all in one go: more would leave the processor's cache
 # before they are taken, and free more memory in one go than the allocator keeps.
 _AHEAD_OF_IDLE = 4
 # Until a watch ends by time.
 _HELPER_TURNS = 1 << 40
-
-
-_FEEDS: set[Feed] = set()
-
-
-def register(feed: Feed) -> None:
-    """Have ``feed`` stopped and joined when the interpreter exits."""
-    _FEEDS.add(feed)
-
-
-def unregister(feed: Feed) -> None:
-    """Forget a feed whose threads have ended."""
-    _FEEDS.discard(feed)
-
-
-@atexit.register
-def _stop_all() -> None:
-    feeds = list(_FEEDS)
-    for feed in feeds:
-        feed.stop()
-    deadline = perf_counter() + _EXIT_TIMEOUT_S
-    for feed in feeds:
-        feed.join(max(0.0, deadline - perf_counter()))
 
 
 class _Slot:
@@ -134,14 +110,18 @@ class ThreadFeed:
         self._abandoned = False
         self._on_ended = on_ended
         self._forks = FORKS.count
-        bodies: list[_Body] = [_Reading(self, enter_thread, sleeper) for sleeper in self._readers]
+        bodies = [
+            _Body("guideloom-reading", partial(self._read_until_stopped, sleeper, enter_thread), self._count_ended)
+            for sleeper in self._readers
+        ]
         if not self._on_demand:
-            bodies.append(_Batching(self, enter_thread))
+            make = partial(self._make_until_stopped, enter_thread)
+            bodies.append(_Body("guideloom-batching", make, self._count_ended))
         self._alive = len(bodies)
         self._threads = [threading.Thread(target=body, name=body.name, daemon=True) for body in bodies]
         # What starts a thread would lose it, or have ``threading`` list it for ever.
         with interrupts_later():
-            register(self)
+            register(self, self._threads)
             on_start(self)
             try:
                 for thread in self._threads:
@@ -274,7 +254,7 @@ class ThreadFeed:
             if slot.missing == 0 and number == self._head:
                 self._wake_batcher()
 
-    def read_until_stopped(self, sleeper: Sleeper, enter_thread: Callable[[], None]) -> None:
+    def _read_until_stopped(self, sleeper: Sleeper, enter_thread: Callable[[], None]) -> None:
         """Body of a reading thread."""
         task = None
         enter: Callable[[], None] | None = enter_thread
@@ -372,8 +352,16 @@ class ThreadFeed:
         except BaseException as error:  # noqa: BLE001  whatever it is, it is raised at this batch
             return Failure(error)
 
-    def make_until_stopped(self) -> None:
+    def _make_until_stopped(self, enter_thread: Callable[[], None]) -> None:
         """Body of the batch thread."""
+        try:
+            enter_thread()
+            self._make_ahead()
+        except BaseException as error:  # noqa: BLE001  whatever it is, it is raised at the next batch
+            self._outbox.put(Failure(error))
+            self._stop_reading()
+
+    def _make_ahead(self) -> None:
         while self._next < self._total and not self._stopped:
             if self._outbox.resting and self._outbox.park():
                 self._help_caller()
@@ -385,7 +373,7 @@ class ThreadFeed:
             self._outbox.put(item)
             if type(item) is Failure:
                 # Nothing that was read ahead is of use any more.
-                self.stop_reading()
+                self._stop_reading()
                 return
             if self._prefetch <= self._next < self._total:
                 self._outbox.prepare()
@@ -400,18 +388,13 @@ class ThreadFeed:
             if not helped and self._outbox.parked and not self._stopped:
                 self._parking.sleep()
 
-    def stop_reading(self) -> None:
+    def _stop_reading(self) -> None:
         """End the reading threads; what is in the outbox stays."""
         self._stopped = True
         for sleeper in self._readers:
             sleeper.wake()
 
-    def fail(self, error: BaseException) -> None:
-        """Give the caller an error in place of the next batch."""
-        self._outbox.put(Failure(error))
-        self.stop_reading()
-
-    def ended(self) -> None:
+    def _count_ended(self) -> None:
         """Count a thread that ends."""
         with self._mutex:
             self._alive -= 1
@@ -429,53 +412,23 @@ def _nothing() -> None:
     pass
 
 
-class _Body(ABC):
+class _Body:
     """What one thread does: the thread begins it, or the feed gives it up, should its start be interrupted."""
 
-    name = ""
-
-    def __init__(self, feed: ThreadFeed) -> None:
-        self.feed = feed
+    def __init__(self, name: str, run: Callable[[], None], ended: Callable[[], None]) -> None:
+        self.name = name
+        self._run = run
+        self._ended = ended
         self._claim = threading.Lock()
 
     def __call__(self) -> None:
         if self._claim.acquire(blocking=False):
             try:
-                self.run()
+                self._run()
             finally:
-                self.feed.ended()
+                self._ended()
 
     def give_up(self) -> None:
         """Keep the thread from beginning, if it has not begun."""
         if self._claim.acquire(blocking=False):
-            self.feed.ended()
-
-    @abstractmethod
-    def run(self) -> None: ...
-
-
-class _Reading(_Body):
-    name = "guideloom-reading"
-
-    def __init__(self, feed: ThreadFeed, enter_thread: Callable[[], None], sleeper: Sleeper) -> None:
-        super().__init__(feed)
-        self._enter_thread = enter_thread
-        self._sleeper = sleeper
-
-    def run(self) -> None:
-        self.feed.read_until_stopped(self._sleeper, self._enter_thread)
-
-
-class _Batching(_Body):
-    name = "guideloom-batching"
-
-    def __init__(self, feed: ThreadFeed, enter_thread: Callable[[], None]) -> None:
-        super().__init__(feed)
-        self._enter_thread = enter_thread
-
-    def run(self) -> None:
-        try:
-            self._enter_thread()
-            self.feed.make_until_stopped()
-        except BaseException as error:  # noqa: BLE001  whatever it is, it is raised at the next batch
-            self.feed.fail(error)
+            self._ended()

@@ -15,8 +15,8 @@ from typing import Any
 
 from guideloom._base.errors import ArgumentError
 from guideloom._base.interrupts import interrupts_later
+from guideloom._loader.exits import register, unregister
 from guideloom._loader.outbox import Failure, Outbox
-from guideloom._loader.pipeline import register, unregister
 from guideloom._loader.work import Feed, Schedule
 from guideloom._loader.worker_body import Job
 from guideloom._loader.workers import PATIENCE_S, Worker, Workers, end_workers, interrupts_blocked
@@ -92,7 +92,7 @@ class ProcessFeed:
             # What starts processes would lose them, or swallow the interrupt.
             with interrupts_later(), interrupts_blocked():
                 self._man(job, min(num_workers, self._total))
-                register(self)
+                register(self, [self._thread])
                 on_start(self)
                 self._thread.start()
         except BaseException:
