@@ -239,6 +239,43 @@ def test_an_asyncio_reader_remembers_tables_from_read_to_read(tmp_path: Path, dt
 PUBLISHED = Path(__file__).parents[1] / "data" / "published-1.1" / "stream_with_meta"
 
 
+class FieldsFormat(PlainFormat):
+    """Unpacks elements with fields to a dict of lists."""
+
+    def unpack(self, stream: Any, document_shard: Any, document_index: Any, document_data: Any) -> Any:
+        _, *spans = super().unpack(stream["low"], document_shard, document_index, document_data)
+        return {name: stream[name].tolist() for name in stream.dtype.names}, *spans
+
+
+@pytest.mark.parametrize("wanted", [None, "int64"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_arrays_of_the_published_layout_are_its_samples(backend: str, wanted: Any) -> None:
+    storage = StreamWithMetaStorage(PUBLISHED, PlainFormat(np.dtype("<i4")), BACKENDS[backend]())
+    with StreamDataset(storage, 7, overlap=20, dtype=wanted).sync_reader() as reader:
+        source: Any = reader.batch_source()
+        plan = source.prepare(np.random.default_rng(1).permutation(source.size))
+        for lo, hi in ((0, source.size), (3, 9), (4, 4)):
+            assert read_arrays(source, plan, lo, hi) == source.samples(plan, lo, hi)
+        assert source.arrays(plan, 0, 2, np.empty)["elements"].dtype == (wanted or "int32")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "dtypes"), [(None, ("u2", "i2")), ("int32", ("i4", "i4")), ({"high": "int64"}, ("u2", "i8"))]
+)
+def test_each_field_of_the_published_layout_is_an_array_of_its_own(wanted: Any, dtypes: tuple[str, str]) -> None:
+    dtype = np.dtype([("low", "<u2"), ("high", "<i2")])
+    with StreamDataset(StreamWithMetaStorage(PUBLISHED, FieldsFormat(dtype)), 9, dtype=wanted).sync_reader() as reader:
+        source: Any = reader.batch_source()
+        plan = source.prepare(np.arange(source.size))
+        batch = source.arrays(plan, 0, source.size, np.empty)
+        expected = [fields for fields, *_ in source.samples(plan, 0, source.size)]
+            wanted if wanted is None else str(wanted), ("u2", "i8")
+        )
+        for name, code in zip(("low", "high"), dtypes, strict=True):
+            assert batch[name].dtype == code and batch[name].flags.c_contiguous
+            assert batch[name].tolist() == [fields[name] for fields in expected]
+
+
 @pytest.mark.parametrize(
     ("shard", "element", "number"),
     [(0, 60, -1), (0, 60, 20), (0, 60, 14), (0, 60, 10), (1, 3, -1), (1, 3, 20), (1, 3, 4), (1, 3, 0)],
