@@ -145,7 +145,7 @@ def test_pickle_does_not_grow_with_the_size() -> None:
 
 
 @pytest.mark.parametrize("order", [FeistelOrder(50, 1, 2), SequentialOrder(50)])
-@pytest.mark.parametrize("dtype", ["i1", "u1", "<i4", ">i4", "<i8", ">i8", "u8"])
+@pytest.mark.parametrize("dtype", ["i1", "u1", "<i4", ">i4", "<i8", ">i8", "u8", "O"])
 def test_positions_of_any_integer_dtype_shape_and_layout(order: Order, dtype: str) -> None:
     positions = np.arange(48, dtype=dtype).reshape(6, 8)
     before = positions.copy()
