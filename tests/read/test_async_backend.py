@@ -12,7 +12,7 @@ import pytest
 from guideloom._read.fileset import FileTable
 from guideloom._read.operations import AsyncBackendFiles, Slots
 from guideloom._read.requests import Gather
-from guideloom.errors import MissingShardError, NotOpenError
+from guideloom.errors import CorruptDataError, MissingShardError, NotOpenError
 from guideloom.types import IOAsyncReaderAbstract
 
 SIZE = 8
@@ -25,6 +25,8 @@ class Backend:
         self.gates: dict[tuple[str, int], asyncio.Event] = {}
         self.met: dict[tuple[str, int], asyncio.Event] = {}
         self.missing: set[int] = set()
+        self.odd_answer: bytes | Exception | None = None
+        self.close_error: OSError | None = None
         self.opened: list[int] = []
         self.closed: list[int] = []
         self.num_open = self.most_open = 0
@@ -68,13 +70,19 @@ class Reader(IOAsyncReaderAbstract):
         self.backend.closed.append(self.file)
         await self.backend.pass_gate("close", self.file)
         self.backend.num_open -= 1
+        if self.backend.close_error is not None:
+            raise self.backend.close_error
 
     async def filesize(self) -> int:
         return SIZE
 
-    async def read(self, offset: int, size: int) -> bytearray:
+    async def read(self, offset: int, size: int) -> bytes | bytearray:
         await self.backend.pass_gate("read", self.file)
         assert self.is_open, "read after close"
+        if isinstance(self.backend.odd_answer, Exception):
+            raise self.backend.odd_answer
+        if self.backend.odd_answer is not None:
+            return self.backend.odd_answer
         return bytearray(16 * self.file + offset + k for k in range(size))
 
 
@@ -260,6 +268,40 @@ def test_after_an_error_no_read_goes_on_that_could_fill_the_buffer() -> None:
         await files.close()
 
     run(body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", r"read\(\) gave 0 bytes"),
+        (b"ab", r"read\(\) gave 2 bytes"),
+        (IndexError("behind the end"), "behind the end"),
+        (ValueError("nothing there"), "nothing there"),
+    ],
+)
+def test_a_backend_that_gives_another_number_of_bytes_is_named(answer: bytes | Exception, why: str) -> None:
+    async def body(backend: Backend) -> None:
+        files = backend.files()
+        backend.odd_answer = answer
+        with pytest.raises(CorruptDataError, match=f"could not give 1 bytes: {why}") as caught:
+            await read(files, 2)
+        assert (str(caught.value.path), caught.value.shard, caught.value.offset) == ("2", 2, 1)
+        backend.odd_answer = None
+        assert await read(files, 2) == [33]
+        await files.close()
+
+    run(body)
+
+
+def test_what_a_file_says_as_it_is_closed_is_raised_once_all_are() -> None:
+    async def body(backend: Backend) -> None:
+        files = backend.files()
+        await read(files, 0, 1, 2)
+        backend.close_error = OSError("the connection broke")
+        with pytest.raises(OSError, match="the connection broke"):
+            await files.close()
+
+    assert sorted(run(body).closed) == [0, 1, 2]
 
 
 def test_a_turn_that_comes_as_its_read_is_cancelled_goes_to_the_next() -> None:

@@ -13,7 +13,7 @@ import pytest
 from guideloom import DocumentPickleFormat, DocumentStorage, StreamNumpyFormat, StreamStorage
 from guideloom._read.files import BackendFileSet
 from guideloom._read.fileset import FileTable
-from guideloom.errors import CorruptDataError, DataSetNotFoundError, MissingShardError
+from guideloom.errors import CorruptDataError, DamagedRecordError, DataSetNotFoundError, MissingShardError
 from guideloom.testing import BackendConformance, IdStreamFormat, make_stream
 from guideloom.types import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
 
@@ -167,6 +167,39 @@ def test_a_backend_that_gives_too_little_of_a_sound_manifest_is_named(tmp_path: 
     with pytest.raises(CorruptDataError, match=said):
         storage.sync_reader().open()
     with pytest.raises(CorruptDataError, match=said):
+        asyncio.run(storage.async_reader().open())
+
+
+class Huge(Lazy):
+    """Says of every file that it has a tebibyte, of which none may be asked for."""
+
+    def sync_reader(self) -> Callable[[PurePath], IOSyncReaderAbstract]:
+        return HugeReader
+
+    def async_reader(self) -> Callable[[PurePath], IOAsyncReaderAbstract]:
+        return HugeAsyncReader
+
+
+class HugeReader(LazyReader):
+    def filesize(self) -> int:
+        return super().filesize() << 40
+
+    def read(self, offset: int, size: int) -> bytearray:
+        raise AssertionError(f"{size} bytes were asked for")
+
+
+class HugeAsyncReader(LazyAsyncReader):
+    def __init__(self, path: PurePath) -> None:
+        self.reader = HugeReader(path)
+
+
+def test_a_manifest_of_a_size_that_none_has_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    write_two_shards(streams(tmp_path))
+    storage = StreamStorage(tmp_path, StreamNumpyFormat(np.dtype([("token", "<u2")])), Huge())
+    said = r"expected at most \d+ bytes, found \d{15}; restore the file from a copy .*manifest\.json"
+    with pytest.raises(DamagedRecordError, match=said):
+        storage.sync_reader().open()
+    with pytest.raises(DamagedRecordError, match=said):
         asyncio.run(storage.async_reader().open())
 
 

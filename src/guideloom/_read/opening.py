@@ -226,7 +226,9 @@ def check_limit(request: ReadFile, size: int, directory: PurePath) -> None:
     """Refuse a record or manifest of a size that none can have, before it is read."""
     if size > request.limit_bytes:
         raise DamagedRecordError(
-            f"expected at most {request.limit_bytes} bytes, found {size}", path=directory / request.name
+            f"expected at most {request.limit_bytes} bytes, found {size}",
+            remedy="restore the file from a copy",
+            path=directory / request.name,
         )
 
 
