@@ -18,6 +18,7 @@ import guideloom
 from guideloom import DocumentNumpyFormat, DocumentStorage, StreamNumpyFormat, StreamStorage, cli
 from guideloom._commands import info
 from guideloom.testing import make_spans, make_stream
+from tests.storage.support import Raw
 
 TOKENS = np.dtype([("token", "<u2"), ("weight", "<f4")])
 
@@ -50,16 +51,6 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Run:
         return captured.err
 
     return refused
-
-
-class Raw:
-    """Documents that are bytes."""
-
-    def pack(self, data: bytes) -> bytes:
-        return data
-
-    def unpack(self, encoded: Any, shard: int) -> bytes:
-        return bytes(encoded)
 
 
 @pytest.fixture

@@ -31,20 +31,13 @@ from guideloom._bench.subject import Setting, Subject, backends, default_format,
 from guideloom._commands.data_set import open_any
 from guideloom.errors import ArgumentError
 from guideloom.testing import LatencyBackend, make_spans
+from tests.storage.support import Raw
 
 Bench = Callable[..., dict[str, Any]]
 FEW = ("--workers", "0,1", "--prefetch", "0,2", "--seconds", "0.4", "--batch-size", "4", "--backends", "pread,mmap")
 
 
 LIMIT = re.compile(r"--([\w-]+) of at most ([\d,]+)")
-
-
-class Raw:
-    def pack(self, data: bytes) -> bytes:
-        return data
-
-    def unpack(self, encoded: Any, shard: int) -> bytes:
-        return bytes(encoded)
 
 
 def lengths(samples: list[Any]) -> Any:

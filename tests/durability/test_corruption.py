@@ -21,10 +21,9 @@ from guideloom._storage.catalog import Kind
 from guideloom._storage.findings import Finding, Report
 from guideloom._storage.local import LocalFolder
 from guideloom._storage.names import parse_data_name, parse_record_name
-from guideloom._storage.record import seal
 from guideloom._storage.verify import verify
 from guideloom.errors import GuideLoomError
-from tests.storage.support import FORMATS, KINDS, names, opened, shards_of, write
+from tests.storage.support import FORMATS, KINDS, names, opened, resealed, shards_of, write
 from tests.sweeps.support import BACKENDS
 
 STORAGES: dict[Kind, Any] = {
@@ -251,11 +250,6 @@ def test_the_block_is_named_in_a_large_file(tmp_path: Path) -> None:
 
 
 # --- each field of each record ---
-
-
-def resealed(value: dict[str, Any]) -> bytes:
-    """With a checksum that holds: what a hostile writer gives."""
-    return seal({key: entry for key, entry in value.items() if key != "checksum"})[0]
 
 
 def broken_values(original: Any) -> list[Any]:

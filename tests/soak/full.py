@@ -12,25 +12,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from guideloom import DocumentStorage
 from guideloom._storage.verify import verify
 from guideloom.io import PosixPreadIO
+from tests.storage.support import Raw
 
 _SIZE_BYTES = 1 << 20
 _SESSIONS = 40
 _UNSHARE = ["unshare", "--map-root-user", "--mount"]
-
-
-class Raw:
-    """Bytes as they are."""
-
-    def pack(self, data: bytes) -> bytes:
-        return data
-
-    def unpack(self, encoded: Any, shard: int) -> bytes:
-        return bytes(encoded)
 
 
 def is_possible() -> bool:

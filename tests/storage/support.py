@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import multiprocessing
+from collections.abc import Callable, Generator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import numpy as np
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.local import LocalFolder, drive
 from guideloom._storage.opening import open_catalog
+from guideloom._storage.record import seal
 from guideloom._storage.requests import ListFolder, Request
 from guideloom._storage.writer import DocumentWriter, StreamWithMetaWriter, StreamWriter
 
 TOKEN = np.dtype("<i4")
+FORK = multiprocessing.get_context("fork")
 
 
 class Tokens:
@@ -150,6 +153,20 @@ def shards_of(folder: Path, catalog: Catalog) -> list[list[Any]]:
                 assert start < stop
                 content += [(element, data[low:high]) for element in elements[start:stop]]
     return shards
+
+
+def resealed(value: dict[str, Any]) -> bytes:
+    """A record or manifest with a checksum that holds: what a hostile writer gives."""
+    return seal({key: entry for key, entry in value.items() if key != "checksum"})[0]
+
+
+def in_child(function: Callable[[], None]) -> int:
+    """Run in a forked child; its exit code, negative for a signal."""
+    child = FORK.Process(target=function)
+    child.start()
+    child.join()
+    assert child.exitcode is not None
+    return child.exitcode
 
 
 def names(folder: Path) -> list[str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,7 @@ from guideloom._storage import disk
 from guideloom._storage.leftovers import find_leftovers, remove_leftovers
 from guideloom._storage.local import LocalFolder
 from guideloom._storage.manifest import decode_manifest
-from tests.storage.support import KINDS, names, opened, record_of, shards_of, write, writer, written
-
-FORK = multiprocessing.get_context("fork")
+from tests.storage.support import FORK, KINDS, in_child, names, opened, record_of, shards_of, write, writer, written
 
 
 def content(kind: Any, folder: Path) -> list[list[Any]]:
@@ -120,15 +116,6 @@ def test_only_leftovers_are_removed(tmp_path: Path) -> None:
 
 
 # --- killed at every step ---
-
-
-def in_child(function: Callable[[], None]) -> int:
-    """Run in a forked child; its exit code, negative for a signal."""
-    child = FORK.Process(target=function)
-    child.start()
-    child.join()
-    assert child.exitcode is not None
-    return child.exitcode
 
 
 def session(kind: Any, folder: Path, mode: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import resource
 import shutil
@@ -24,6 +23,7 @@ from tests.storage.support import (
     WRITERS,
     Raw,
     Tokens,
+    in_child,
     names,
     opened,
     record_of,
@@ -32,15 +32,6 @@ from tests.storage.support import (
     writer,
     written,
 )
-
-FORK = multiprocessing.get_context("fork")
-
-
-def in_child(function: Any) -> None:
-    child = FORK.Process(target=function)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
 
 
 @pytest.mark.slow
@@ -56,7 +47,7 @@ def test_3000_shards_with_256_descriptors(tmp_path: Path) -> None:
                 for shard in range(0, 3000, 30):
                     stream.append(shard, block)
 
-    in_child(many)
+    assert in_child(many) == 0
     counts = opened("stream", tmp_path).shard_counts
     assert counts.tolist() == [shard % 8 + (40_000 if shard % 30 == 0 else 0) for shard in range(3000)]
 
@@ -111,7 +102,7 @@ def test_a_full_disk_is_an_error_at_the_append(kind: Any, size: int, tmp_path: P
         opened_writer.close()
         (tmp_path / "added").write_text(str(added))
 
-    in_child(fill_and_commit)
+    assert in_child(fill_and_commit) == 0
     added = int((tmp_path / "added").read_text())
     (tmp_path / "added").unlink()
     with WRITERS[kind](tmp_path / "clean", FORMATS[kind]()) as clean:

@@ -103,17 +103,6 @@ def test_counts(reader: str, tmp_path: Path) -> None:
         assert (documents.num_shards, documents.total_length) == (4, 8)
 
 
-def test_no_documents_at_all(tmp_path: Path) -> None:
-    storage = make_documents(tmp_path / "one", (1, 0))
-    with storage.sync_reader() as reader:
-        assert reader.total_length == 1
-    storage = DocumentStorage(tmp_path / "none", DocumentPickleFormat())
-    with storage.sync_writer():
-        pass
-    with pytest.raises(FileNotFoundError, match="none"):
-        storage.sync_reader().open()
-
-
 @pytest.mark.parametrize("reader", READ)
 def test_pickled_documents_of_any_kind(reader: str, tmp_path: Path) -> None:
     records = [None, 1, "text", {"a": [1, 2]}, b"", (np.float64(1.5), "ü")]

@@ -19,6 +19,7 @@ from guideloom._storage import disk
 from guideloom.errors import CommitError, NotOpenError
 from guideloom.io import PosixPreadIO
 from guideloom.testing import IdStreamFormat, make_stream
+from tests.storage.support import Raw
 from tests.sweeps.interrupted import NUMBER, Interrupted, LateError, interrupt_everywhere
 from tests.sweeps.support import BACKENDS
 
@@ -208,16 +209,6 @@ def test_an_interrupt_while_threads_start_loses_no_thread_and_no_batch(tmp_path:
 
 
 # --- writers ---
-
-
-class Raw:
-    """Bytes as they are."""
-
-    def pack(self, data: bytes) -> bytes:
-        return data
-
-    def unpack(self, encoded: Any, shard: int) -> bytes:
-        return bytes(encoded)
 
 
 OLD = [b"old 0", b"old 1"]

@@ -101,17 +101,6 @@ def test_stream_with_meta(backend: str, reader: str, expected: Any) -> None:
         assert window == naive_window(shards, index, length), (index, length)
 
 
-@pytest.mark.parametrize("mode", ["create", "append", "overwrite"])
-def test_it_is_not_written_to(mode: Any, expected: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "stream"
-    shutil.copytree(SAMPLES / "stream", folder)
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    storage = stream_storage(folder, expected)
-    with pytest.raises(PermissionError, match=r"1\.x"), storage.sync_writer(mode=mode) as writer:
-        writer.append(7, {"tokens": [1], "mask": [True], "weight": [0.5]})
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
 def test_the_identity_follows_the_content(expected: Any, tmp_path: Path) -> None:
     identities = []
     for name in ("a", "b", "changed"):
@@ -134,23 +123,6 @@ def test_windows_as_a_data_set(expected: Any) -> None:
         assert [window["tokens"].tolist() for window in reader[::-2]] == [
             tokens[i : i + 50] for i in (300, 200, 100, 0)
         ]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_torn_file_is_found_at_open(backend: str, expected: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "stream"
-    shutil.copytree(SAMPLES / "stream", folder)
-    path = folder / "0000002.in_band.bin"
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"0000002\.in_band\.bin"):
-        stream_storage(folder, expected, backend).sync_reader().open()
-    path.unlink()
-    with (
-        pytest.raises((FileNotFoundError, IndexError)),
-        stream_storage(folder, expected, backend).sync_reader() as reader,
-    ):
-        reader.read(300, 1)
 
 
 @pytest.mark.parametrize("backend", ["seek", "pread", "advice", "mmap"])
