@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from guideloom import DocumentStorage, StreamWithMetaStorage
+from guideloom import DocumentStorage, StreamNumpyFormat, StreamWithMetaStorage
 from guideloom.types import StorageBufferTypes, UserBufferTypes
 
 
@@ -32,9 +32,7 @@ class RolloutFormat:
 
     def pack(self, data: Rollout) -> bytes:
         """Encode one document."""
-        return (
-            struct.pack(self._head, data.prompt, data.reward) + data.tokens.astype("<u4", casting="same_kind").tobytes()
-        )
+        return struct.pack(self._head, data.prompt, data.reward) + data.tokens.astype("<u4", casting="safe").tobytes()
 
     def unpack(self, encoded: StorageBufferTypes, shard: int) -> Rollout:
         """Decode one document: the tokens are a view on the read buffer, nothing is copied."""
@@ -46,6 +44,7 @@ class SourcedFormat:
     """Tokens in a row; each contiguous piece from one source is a span, and the span's payload tells the source."""
 
     stream_dtype: np.dtype[Any] = np.dtype("<u4")
+    _numbers = StreamNumpyFormat([("token", stream_dtype)])
 
     def __init__(self) -> None:
         self.num_encoded = 0  # only for this example's last line
@@ -64,7 +63,8 @@ class SourcedFormat:
         for source in data["source"]:
             yield source, None if source == before else self._encode(data["about"][source])
             before = source
-        return np.asarray(data["tokens"], self.stream_dtype)
+        # Refuses a token that does not fit; NumPy's own casts wrap it.
+        return self._numbers.pack({"token": data["tokens"]})["token"]
 
     def _encode(self, about: dict[str, Any]) -> bytes:
         self.num_encoded += 1

@@ -1,4 +1,4 @@
-"""Documents packed into windows: the document of each token, positions in it, and a mask that keeps documents apart."""
+"""Documents packed into windows, and what keeps them apart there: positions, cumulative lengths, masks."""
 
 from __future__ import annotations
 
@@ -7,53 +7,65 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 
-from guideloom import StatefulDataLoader, StreamWithMetaStorage
+from guideloom import StatefulDataLoader, StreamNumpyFormat, StreamWithMetaStorage
 
 
 class DocumentFormat:
     """A record is the tokens of one document, which is one span without a payload to speak of."""
 
-    stream_dtype = np.dtype("<u2")
+    numbers = StreamNumpyFormat([("token", "<u2")])
+    stream_dtype = numbers.stream_dtype
 
-    def pack_spans(self, data: list[int]) -> tuple[Any, list[int], list[bytes]]:
+    def pack_spans(self, data: Any) -> tuple[Any, list[int], list[bytes]]:
         """Return the elements, the length of the one span, and its payload."""
-        return np.array(data, self.stream_dtype), [len(data)], [b""]
+        # This pack refuses an id that does not fit, where NumPy's casts would wrap it.
+        return self.numbers.pack({"token": data}), [len(data)], [b""]
 
     def unpack(self, stream: Any, shards: Any, index: Any, payloads: Any) -> tuple[Any, Any]:
         """Return a window's tokens, and the document of each, counted from 0 in the window."""
         return stream, index
 
 
-def positions(documents: torch.Tensor) -> torch.Tensor:
-    """Return how far each token [B, T] is behind the first one of its document in the window."""
-    place = torch.arange(documents.shape[1]).expand_as(documents)
-    begins = torch.ones_like(documents, dtype=torch.bool)
+def cumulative_lengths(documents: torch.Tensor) -> torch.Tensor:
+    """Return where each piece of a document begins in the flattened batch [B, T], and last B * T, as int32."""
+    begins = torch.ones_like(documents, dtype=torch.bool)  # a window's first token, and each that changes the document
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return place - torch.where(begins, place, 0).cummax(dim=1).values
+    end = torch.full((1,), documents.numel(), device=documents.device)
+    return torch.cat([begins.flatten().nonzero().flatten(), end]).int()
+
+
+def positions(cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Return how far each token of the flattened batch is behind the first one of its piece."""
+    total = int(cu_seqlens[-1])
+    return torch.arange(total, device=cu_seqlens.device) - cu_seqlens[:-1].repeat_interleave(cu_seqlens.diff())
 
 
 def main(folder: Path) -> None:
     """Write into ``folder``, and read from it."""
     storage = StreamWithMetaStorage(folder, DocumentFormat())
     with storage.sync_writer() as writer:
-        for length in (3, 5, 2, 9):
-            writer.append(0, [length] * length)
+        for length in (3, 5, 0, 2, 9):
+            if length:  # a span has at least one token
+                writer.append(0, [length] * length)
 
     options = {"sequence_length": 8, "overlap": 1, "dtype": "int64", "local_batch_size": 2, "device": "cpu"}
     with StatefulDataLoader.from_storage(storage, None, **options) as loader:
         batch = next(iter(loader))
     documents = batch["span_index"][:, :-1]  # of the inputs [B, T]
-    # True where a token may look: at itself and what is before it in its own document, [B, T, T].
+    # For attention of variable length: flash_attn_varlen_func and its like take these, and the longest of them.
+    cu_seqlens = cumulative_lengths(documents)
+    places = positions(cu_seqlens).view_as(documents)
+    print("cu_seqlens", cu_seqlens.tolist(), "longest", int(cu_seqlens.diff().max()))
+    # Else, a mask: true where a token may look: at itself and what is before it in its own document, [B, T, T].
     mask = (documents[:, :, None] == documents[:, None, :]).tril()
     # The label behind a document's last token is the next document's first: no loss there.
     counts = batch["span_index"][:, 1:] == documents
     for window in range(2):
-        print("tokens   ", batch["elements"][window].tolist())
+        print("tokens   ", batch["token"][window].tolist())
         print("documents", documents[window].tolist())
-        print("positions", positions(documents)[window].tolist())
+        print("positions", places[window].tolist())
         print("seen     ", mask[window].sum(dim=1).tolist())
         print("counts   ", counts[window].int().tolist())
 

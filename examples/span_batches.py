@@ -8,9 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
-from guideloom import StatefulDataLoader, StreamWithMetaStorage
+from guideloom import StatefulDataLoader, StreamNumpyFormat, StreamWithMetaStorage
 
 SOURCES = {"web": 13, "books": 7, "code": 12}  # tokens of each
 
@@ -18,12 +16,13 @@ SOURCES = {"web": 13, "books": 7, "code": 12}  # tokens of each
 class SourceFormat:
     """A record is a source and its tokens; the source's name is the payload of one span."""
 
-    stream_dtype = np.dtype("<u2")
+    numbers = StreamNumpyFormat([("token", "<u2")])
+    stream_dtype = numbers.stream_dtype
 
     def pack_spans(self, data: tuple[str, list[int]]) -> tuple[Any, list[int], list[bytes]]:
         """Return the elements, the length of the one span, and its payload."""
         source, tokens = data
-        return np.array(tokens, self.stream_dtype), [len(tokens)], [source.encode()]
+        return self.numbers.pack({"token": tokens}), [len(tokens)], [source.encode()]
 
     def unpack(self, stream: Any, shards: Any, index: Any, payloads: Any) -> tuple[Any, list[str]]:
         """Return a window's tokens, and the source of each."""
@@ -49,7 +48,7 @@ def main(folder: Path) -> None:
             bounds, offsets = batch["span_bounds"].tolist(), batch["span_offsets"].tolist()
             payload = batch["span_payload"].numpy().tobytes()
             names = [payload[begin:end].decode() for begin, end in pairwise(offsets)]
-            for window, tokens in enumerate(batch["elements"]):
+            for window, tokens in enumerate(batch["token"]):
                 mine = names[bounds[window] : bounds[window + 1]]
                 for span, name in enumerate(mine):
                     inside = batch["span_index"][window] == span  # bool [T]: a loss mask for one source, say

@@ -15,7 +15,17 @@ SAYS = {
     "documents.py": ["['chat-9', 'chat-0', 'chat-0']", "every document once"],
     "spans.py": ["'Call me Ishmael. ' is from moby/1", "is from emma/1"],
     "span_batches.py": ["[['web'], ['books', 'web']]", "window 1: 3 tokens of books, the first 100"],
-    "document_masks.py": ["positions [0, 1, 2, 0, 1, 2, 3, 4]", "counts    [1, 1, 0, 1, 1, 1, 1, 0]"],
+    "document_masks.py": [
+        "cu_seqlens [0, 3, 8, 10, 16] longest 6",
+        "positions [0, 1, 2, 0, 1, 2, 3, 4]",
+        "counts    [1, 1, 0, 1, 1, 1, 1, 0]",
+    ],
+    "converting.py": [
+        "5 windows; the first: tokens [0, 1, 2, 3, 4, 5, 6, 7, 8], documents [0, 0, 0, 0, 0, 1, 1, 1, 1]",
+        "[0 1 2] naïve {'weight': 2.5}",
+        "9 tokens in 2 shards: [0 1 2 0 1 2 3 0 1]",
+    ],
+    "choosing.py": ["[34, 38, 48, 55], [81, 99]]", "111 samples an epoch", "  0: [0]\n  0.5: [0, 1]\n  3: [3]\n"],
     "mixing.py": ["75 windows of the web and 50 of books, 25 batches", "the rest is the same"],
     "arrays.py": ["tokens [2, 3, 4, 5, 6, 7] rewards [1.0]", "pixels (4, 6, 3) label 7", "lengths [6, 1, 5, 8]"],
     "processes.py": ["[300, 300, 300, 300]", "a second time it is refused", "[303, 300, 300, 1]", "[2298, 2299, 9]"],
