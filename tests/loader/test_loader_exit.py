@@ -237,6 +237,7 @@ def test_the_interpreter_outlives_no_work_of_torch_in_a_thread(where: str, tmp_p
 def test_modules_that_are_known_by_name_exist() -> None:
     assert import_module(exits._CALLS_TORCH).tensors
     assert import_module(exits._CALLS_BACKENDS).BackendFileSet
+    assert import_module(exits._COMPILES).Kernel
 
 
 @pytest.mark.slow

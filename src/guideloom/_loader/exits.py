@@ -17,6 +17,7 @@ _TIMEOUT_OF_OTHERS_S = 60.0
 _LOOK_S = 0.02
 
 _CALLS_TORCH, _CALLS_BACKENDS = "guideloom._loader.bridge", "guideloom._read.files"
+_COMPILES = "guideloom._kernels.jit"
 
 _FEEDS: dict[Feed, list[threading.Thread]] = {}
 
@@ -43,7 +44,7 @@ def _stop_all() -> None:
 
 
 def _await_others_code(threads: list[threading.Thread]) -> None:
-    """Wait while threads run a user's functions.
+    """Wait while threads run a user's functions, or compile a kernel.
 
     A thread that wants the interpreter lock when the interpreter is gone is ended by it, where it stands (up to Python
     3.13). C++ code, torch's, does not survive that: the process would end by SIGABRT, with all its work done.
@@ -51,11 +52,11 @@ def _await_others_code(threads: list[threading.Thread]) -> None:
     deadline = perf_counter() + _TIMEOUT_OF_OTHERS_S
     for thread in threads:
         told = False
-        while thread.is_alive() and _runs_others_code(thread):
+        while thread.is_alive() and _runs_others_code(modules := _modules_of(thread)):
             left_s = deadline - perf_counter()
             if left_s <= 0:
                 return
-            if not told:
+            if not told and _COMPILES not in modules:
                 told = True
                 LOGGER.warning(
                     "%s still runs at exit, in collate_fn or unpack: waiting for it, for %.0f s at most",
@@ -65,13 +66,18 @@ def _await_others_code(threads: list[threading.Thread]) -> None:
             thread.join(_LOOK_S)
 
 
-def _runs_others_code(thread: threading.Thread) -> bool:
-    """Whether it is in a function of a user, or of torch; not in a backend, whose reads may hang."""
+def _modules_of(thread: threading.Thread) -> list[str]:
+    """Return the module of each function that a thread is in, the innermost first."""
     frame = sys._current_frames().get(thread.ident or 0)
     modules = []
     while frame is not None:
         modules.append(str(frame.f_globals.get("__name__")))
         frame = frame.f_back
+    return modules
+
+
+def _runs_others_code(modules: list[str]) -> bool:
+    """Whether these belong to a user's function, or torch's; not to a backend's, whose reads may hang."""
     if not modules or _CALLS_BACKENDS in modules:
         return False
     return modules[0].partition(".")[0] != "guideloom" or modules[0] == _CALLS_TORCH
