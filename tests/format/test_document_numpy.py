@@ -176,7 +176,9 @@ def test_documents_that_do_not_fit(data: Any, message: str) -> None:
     [
         ([1], "expected a mapping name -> array, got list"),
         ({1: np.zeros(1)}, "expected strings as names of arrays, got int 1"),
-        ({"a": [1]}, "field 'a': expected a NumPy array, got list"),
+        ({"a": [1]}, "field 'a': expected a NumPy array, got list: make it one with the dtype you mean"),
+        ({"a": "text"}, r"got str: store its bytes, np\.frombuffer\(text\.encode\(\), np\.uint8\)"),
+        ({"a": b"bytes"}, r"got bytes: store its bytes, np\.frombuffer\(it, np\.uint8\)"),
         ({"a": np.array([None])}, "field 'a': elements of dtype object cannot be stored"),
         ({"a": np.array(["x"], np.dtypes.StringDType())}, "field 'a': elements of dtype StringDType"),
         ({"a": np.ma.masked_equal([1], 1)}, "field 'a': a masked array's mask cannot be stored"),

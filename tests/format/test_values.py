@@ -125,6 +125,7 @@ def test_list_of_large_integers_keeps_every_digit() -> None:
         ([[1], [2, 3]], "<i4", "expected an array or a sequence, got list"),
         (5, "<i4", "expected shape (L,), got shape () from int: give an array, or a sequence of numbers"),
         ({1, 2}, "<i4", "expected shape (L,), got shape () from set"),
+        ("text", "u1", "got shape () from str: store a text as its bytes, text.encode()"),
         ([[1, 2]], "<i4", "expected shape (L,), got shape (1, 2) from list: append row by row, or reshape"),
         ([1, 2], "(2,)<i4", "expected shape (L, 2), got shape (2,) from list"),
         (np.ma.masked_equal([1, 2], 2), "<i4", "a masked array's mask cannot be stored"),

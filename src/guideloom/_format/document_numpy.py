@@ -274,10 +274,11 @@ def _pack_described(data: Any) -> bytearray:
         if not isinstance(name, str):
             raise PackError(f"expected strings as names of arrays, got {type(name).__name__} {name!r:.60}")
         if not isinstance(value, np.ndarray | np.generic):
-            raise PackError(
-                f"field {name!r}: expected a NumPy array, got {type(value).__name__}: make it one with the dtype you "
-                "mean, or give the format its fields"
-            )
+            remedy = "make it one with the dtype you mean, or give the format its fields"
+            if isinstance(value, str | bytes | bytearray | memoryview):
+                encoded = "text.encode()" if isinstance(value, str) else "it"
+                remedy = f"store its bytes, np.frombuffer({encoded}, np.uint8)"
+            raise PackError(f"field {name!r}: expected a NumPy array, got {type(value).__name__}: {remedy}")
         no_mask(value, f"field {name!r}")
         array = np.asarray(value)
         try:

@@ -147,6 +147,8 @@ def as_values(value: Any, dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
         if array.shape != (0,):
             wanted = "(L,)" if not dtype.shape else f"(L, {', '.join(map(str, dtype.shape))})"
             remedy = "append row by row, or reshape" if array.ndim else "give an array, or a sequence of numbers"
+            if isinstance(value, str):
+                remedy = "store a text as its bytes, text.encode(), in a field of dtype u1"
             found = f"got shape {array.shape} from {type(value).__name__}"
             raise PackError(f"{what}: expected shape {wanted}, {found}: {remedy}")
         array = array.reshape(0, *dtype.shape)

@@ -47,7 +47,7 @@ def checked_elements(packed: Any, dtype: np.dtype[Any], format_name: str, method
         if not same_values:
             raise PackError(
                 f"{format_name}.{method} must give elements of dtype {describe_dtype(dtype)}, got {given}: "
-                "convert them there"
+                "convert them there; NumPy's casts wrap values that do not fit, StreamNumpyFormat.pack refuses them"
             )
         packed = packed.astype(dtype)
     return packed if packed.flags.c_contiguous else np.ascontiguousarray(packed)
@@ -112,7 +112,10 @@ def whole_spans(packed: Any, dtype: np.dtype[Any], format_name: str) -> tuple[np
         shortest = int(lengths.min())
         if shortest < 1:
             at = int(lengths.argmin())
-            raise PackError(f"{name} gives span {at} a length of {shortest}: a span has at least one element")
+            raise PackError(
+                f"{name} gives span {at} a length of {shortest}: a span has at least one element, so leave out those "
+                "that have none, with their payloads (a record may be without any)"
+            )
         # A single length beyond all elements could wrap the sum around.
         longest = int(lengths.max())
         total = longest if longest > elements.size else int(lengths.sum(dtype=np.int64))
