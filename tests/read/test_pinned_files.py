@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import pytest
 
-from guideloom._read.files import BackendFileSet
+from guideloom._read.files import BackendFileSet, MappedFileSet
 from guideloom._read.fileset import FileTable
+from guideloom._read.requests import Spread
+from guideloom.errors import NotOpenError
 
 SIZE = 8
 
@@ -132,3 +134,54 @@ def test_what_is_open_beyond_the_capacity_is_closed_again() -> None:
         finally:
             world.gate.set()
         assert [read.result() for read in reads] == [list(files) for files in held]
+
+
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_who_closes_leaves_a_file_to_the_read_that_uses_it(capacity: int) -> None:
+    world = Files(capacity, num_files=2, gated=[0])
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(world.read, 0)
+        try:
+            assert world.entered.acquire(timeout=60)
+            world.files.close()
+            assert world.opened == [0]
+            with pytest.raises(NotOpenError, match="this reader is closed"):
+                world.read(1)
+            assert world.opened == [0]
+        finally:
+            world.gate.set()
+        assert reading.result() == [0]
+    assert world.opened == []
+
+
+@pytest.mark.parametrize("use", ["gather", "spread", "ahead"])
+def test_files_closed_in_the_midst_of_a_use_are_closed_at_its_end(tmp_path: Path, use: str) -> None:
+    """Maps must stay as long as a kernel copies out of them, and no longer."""
+    paths = [tmp_path / "0", tmp_path / "1"]
+    for path in paths:
+        path.write_bytes(bytes(range(SIZE)))
+    files = MappedFileSet(FileTable(paths, np.full(2, SIZE), np.arange(2)), 2, read_ahead_bytes=1 << 20)
+    files.readahead.cold = use == "ahead"
+    open_one, while_used = files._open_one, []
+
+    def open_and_close(file: int) -> tuple[Any, int]:
+        opened = open_one(file)
+        files.close()
+        while_used.append(file)
+        return opened
+
+    files._open_one = open_and_close  # type: ignore[method-assign]
+    file, src, dst, nbytes = np.array([0, 1]), np.array([2, 4]), np.array([0, 4]), np.array([4, 4])
+    if use == "gather":
+        out = np.zeros(8, np.uint8)
+        files.gather(file, src, dst, nbytes, 0, 2, out)
+        assert out.tolist() == [2, 3, 4, 5, 4, 5, 6, 7]
+    elif use == "spread":
+        wide = np.dtype("<i8")
+        column = np.zeros((2, 4), wide)
+        files.spread(Spread(file, src, dst, nbytes, 0, 2, np.dtype("u1"), [wide], [column]))
+        assert column.tolist() == [[2, 3, 4, 5], [4, 5, 6, 7]]
+    else:
+        files.ahead(file, src, nbytes, 0, 2)
+    assert sorted(while_used) == [0, 1]
+    assert files.num_open == 0
