@@ -241,6 +241,26 @@ def test_stopped_at_any_step_it_can_be_repaired_again(
     assert verify(tmp_path).is_sound
 
 
+def test_the_manifest_is_gone_for_good_before_any_record_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power failure a reader must not find the manifest without a record that it names."""
+    from guideloom._storage import disk
+
+    write("stream", tmp_path, {0: [1]})
+    write("stream", tmp_path, {0: [2]}, "append")
+    flip(tmp_path, "0000000-0001.*.bin")
+    actions = plan_repair(tmp_path)
+    steps: list[tuple[str, str]] = []
+    monkeypatch.setattr(disk, "before", lambda name, path: steps.append((name, Path(path).name)))
+    moved = apply(actions)
+    assert moved is not None
+    first_move = next(place for place, (name, path) in enumerate(steps) if name == "rename" and "-0001." in path)
+    gone = steps.index(("unlink", "manifest.json"))
+    assert gone < steps.index(("sync_folder", tmp_path.name), gone) < first_move
+    # What was moved has its new name for good before it has lost the old one, and both before a new manifest.
+    after = [step for step in steps[first_move:] if step[0] == "sync_folder" or step[1] == "manifest.json"]
+    assert after[:2] == [("sync_folder", moved.name), ("sync_folder", tmp_path.name)]
+
+
 # --- the commands ---
 
 

@@ -23,8 +23,8 @@ from guideloom._base.errors import (
 )
 from guideloom._storage.local import LocalFolder
 from guideloom._storage.manifest import decode_manifest, encode_manifest
-from guideloom._storage.record import decode_record, encode_record, seal, unseal
-from tests.storage.support import KINDS, names, opened, record_of, write
+from guideloom._storage.record import decode_record, encode_record, unseal
+from tests.storage.support import KINDS, names, opened, record_of, resealed, write
 
 NAME = "0000000-0000.commit.json"
 
@@ -34,11 +34,6 @@ def files_of(kind: Any, folder: Path) -> tuple[bytes, bytes]:
     write(kind, folder, {0: range(3), 1: range(2)})
     write(kind, folder, {1: range(5)}, "append")
     return (folder / NAME).read_bytes(), (folder / "manifest.json").read_bytes()
-
-
-def resealed(value: dict[str, Any]) -> bytes:
-    """What a hostile writer gives: a checksum that holds."""
-    return seal({key: entry for key, entry in value.items() if key != "checksum"})[0]
 
 
 def paths_in(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -168,6 +163,30 @@ def test_each_field_of_a_manifest(kind: Any, tmp_path: Path) -> None:
             else:
                 with pytest.raises((DamagedRecordError, NewerVersionError)):
                     decode_manifest(hostile)
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        ("stream_with_meta", {"spans": 7}),  # more than its 6 elements
+        ("stream_with_meta", {"spans": 0}),
+        ("stream_with_meta", {"stride": 0}),
+        ("stream_with_meta", {"count": 0, "spans": 0, "stride": 0}),
+        ("stream", {"spans": 1}),
+        ("stream", {"stride": 1}),
+        ("stream", {"payload": 1}),
+        ("document", {"spans": 1}),
+        ("document", {"stride": 1}),
+    ],
+)
+def test_counts_of_a_manifest_that_no_kind_allows(kind: Any, columns: dict[str, int], tmp_path: Path) -> None:
+    """They decide the sizes of files: the files may be made to fit."""
+    _, data = files_of(kind, tmp_path)
+    value = json.loads(data)
+    for key, number in columns.items():
+        value[key][1] = number
+    with pytest.raises(DamagedRecordError, match="'spans'"):
+        decode_manifest(resealed(value))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -114,6 +114,8 @@ def test_reads_wait_for_the_event(path: Path) -> None:
     thread.start()
     backend.wait_for_waiting(1)
     assert found == [] and backend.waiting == 1
+    backend.gate = None  # cannot be pickled
+    assert pickle.loads(pickle.dumps(backend)).waiting == 0  # nobody waits in the copy
     gate.set()
     thread.join()
     assert found == [CONTENT[:10]] and backend.waiting == 0

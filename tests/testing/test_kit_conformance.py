@@ -290,6 +290,12 @@ class _MapsEmptyFiles(_AsyncReader):
             raise
 
 
+class _ClosesOnlyOnce(_AsyncReader):
+    async def close(self) -> None:
+        assert self.sync.file is not None
+        await super().close()
+
+
 class _AsyncBackend(MinimalBackend):
     def __init__(self, reader: type[_AsyncReader]) -> None:
         self.reader = reader
@@ -341,6 +347,7 @@ FAULTY: dict[str, tuple[Callable[[], IOReaderAbstract], str]] = {
     "of one thread": (lambda: _Backend(_OfOneThread), "test_one_thread_opens"),
     "async": (_BrokenAsync, "test_async_reads_the_same"),
     "async keeps its lock": (lambda: _AsyncBackend(_KeepsItsLock), "test_async_reads_that_are_cancelled"),
+    "async close once": (lambda: _AsyncBackend(_ClosesOnlyOnce), "test_async_reader_can_be_opened_again"),
     "async empty map": (lambda: _AsyncBackend(_MapsEmptyFiles), "test_async_reads_nothing"),
     "not static": (_NotStatic, "test_is_supported"),
     "not supported": (_NotSupported, "test_is_supported"),
