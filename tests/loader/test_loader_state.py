@@ -173,6 +173,16 @@ def test_another_run_is_refused_with_both_values_unless_overridden(key: str, ear
         assert plain(next(iter(loader)))
 
 
+def test_an_identity_that_one_side_lacks_is_not_compared() -> None:
+    """A data set of one's own need not have one, and may get one later."""
+    with with_dataset(RowDataset(20, None)) as loader:
+        loader.load_state_dict(saved())
+        assert plain(next(iter(loader)))
+    with with_dataset(RowDataset(20, "v2:b")) as loader:
+        loader.load_state_dict({**saved(), "identity": None})
+        assert plain(next(iter(loader)))
+
+
 def test_a_state_of_a_stream_is_none_of_documents() -> None:
     with with_dataset(RowDataset(20, view={})) as loader, pytest.raises(StateMismatchError, match="sequence_length"):
         loader.load_state_dict(saved())

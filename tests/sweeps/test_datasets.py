@@ -171,6 +171,13 @@ def test_sequence_length_is_a_positive_integer(wrong: Any, tmp_path: Path) -> No
         StreamDataset(make_stream(tmp_path, (10,)), wrong)
 
 
+@pytest.mark.parametrize("wrong", [-1, -8, 0.5, "8", None, True])
+def test_overlap_is_an_integer_of_at_least_0(wrong: Any, tmp_path: Path) -> None:
+    """With less, elements would be left out between the windows."""
+    with pytest.raises((TypeError, ValueError), match="overlap"):
+        StreamDataset(make_stream(tmp_path, (10,)), 4, overlap=wrong)
+
+
 @pytest.mark.parametrize("dtype", [None, "int64"])
 @pytest.mark.parametrize("meta", [False, True])
 def test_a_window_has_no_more_bytes_than_can_be_counted(meta: bool, dtype: str | None, tmp_path: Path) -> None:
@@ -218,6 +225,15 @@ def test_wider_elements(tmp_path: Path) -> None:
     for wrong in (np.int16, np.uint8, np.float16):
         with pytest.raises(ValueError, match="tokens"):
             StreamDataset(storage, 4, dtype={"tokens": wrong})
+
+
+def test_a_dtype_for_a_field_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    fields = make_stream(tmp_path / "fields", (8,), np.dtype([("tokens", "<u2"), ("mask", "?")]))
+    with pytest.raises(ArgumentError, match="no field 'token' in the elements: they have tokens, mask"):
+        StreamDataset(fields, 4, dtype={"token": np.int64})
+    plain = make_stream(tmp_path / "plain", (8,), np.dtype("<u2"))
+    with pytest.raises(ArgumentError, match="no fields"):
+        StreamDataset(plain, 4, dtype={"tokens": np.int64})
 
 
 @pytest.mark.parametrize(
