@@ -157,6 +157,20 @@ def test_a_data_set_that_does_not_open_in_the_worker() -> None:
         next(iter(loader))
 
 
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_data_set_of_another_size_in_the_worker_is_refused(more: int) -> None:
+    class Changing(ItemDataset):
+        def sync_reader(self) -> Any:
+            if os.getpid() != parent:
+                self.size += more
+            return super().sync_reader()
+
+    parent = os.getpid()
+    loader = StatefulDataLoader(Changing(8), list, device="cpu", **WAY)
+    with loader, pytest.raises(ArgumentError, match=f"has {8 + more} samples in the worker process and 8 in its par"):
+        next(iter(loader))
+
+
 def test_partial_iterations_leave_no_process() -> None:
     with make_items(40, **WAY) as loader:
         for _ in range(10):
