@@ -28,10 +28,13 @@ MAX_CONCURRENT_READS = 32
 """Reads of a user's asyncio backend in flight at once, for one gather."""
 
 
-Operation: TypeAlias = Generator[Gather | Spread, None, ResultT]
+Operation: TypeAlias = Generator[Gather, None, ResultT]
+
+ArrayOperation: TypeAlias = Generator[Gather | Spread, None, ResultT]
+"""One that makes whole arrays, for the loader: synchronous only."""
 
 
-def run(operation: Operation[ResultT], files: FileSet) -> ResultT:
+def run(operation: ArrayOperation[ResultT], files: FileSet) -> ResultT:
     """Run an operation; this thread executes the gathers."""
     try:
         request = next(operation)
@@ -51,7 +54,7 @@ def run(operation: Operation[ResultT], files: FileSet) -> ResultT:
 class AsyncFiles(Protocol):
     """What an asyncio reader reads from."""
 
-    async def execute(self, request: Gather | Spread) -> None:
+    async def execute(self, request: Gather) -> None:
         """Execute one gather."""
 
     async def close(self) -> None:
@@ -81,7 +84,7 @@ class ThreadedFiles:
     def __init__(self, files: FileSet) -> None:
         self._files = files
 
-    async def execute(self, request: Gather | Spread) -> None:
+    async def execute(self, request: Gather) -> None:
         """Execute one gather on a thread."""
         await asyncio.to_thread(self._files.execute, request)
 
@@ -149,16 +152,9 @@ class AsyncBackendFiles:
         # Reads through the backend's synchronous reader, on a thread.
         self.checker: BlockChecker | None = None
 
-    async def execute(self, request: Gather | Spread) -> None:
+    async def execute(self, request: Gather) -> None:
         """Execute one gather."""
-        if isinstance(request, Spread):
-            rows = request.scratch()
-            await self._gather(request.as_gather(rows))
-            request.fill(rows)
-        else:
-            await self._gather(request)
-
-    async def _gather(self, g: Gather) -> None:
+        g = request
         if self._closed:
             raise NotOpenError("this reader is closed: open it again")
         if self.checker is not None:

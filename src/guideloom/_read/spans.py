@@ -20,7 +20,7 @@ from guideloom._base.protocols import SpanStorageFormat, StreamWithMetaStorageFo
 from guideloom._kernels.spans import fill_spans, find_blocks, find_spans
 from guideloom._plan.windows import WindowPlan, plan_windows
 from guideloom._read.collector import COLLECTOR
-from guideloom._read.operations import Operation
+from guideloom._read.operations import ArrayOperation, Operation
 from guideloom._read.requests import Gather
 from guideloom._read.streams import Empty, StreamOperations, WantedDtype, gather_windows, name_window
 from guideloom._storage.catalog import Catalog
@@ -337,7 +337,7 @@ class SpanOperations:
             raise
         return samples
 
-    def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> Operation[Any]:
+    def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> ArrayOperation[Any]:
         """Read the windows ``[lo, hi)`` of a plan as arrays, each read or filled in place.
 
         A dict: the fields as in a plain stream (plain elements under ``"elements"``), ``"span_index"`` int32[n, L],

@@ -17,7 +17,7 @@ from guideloom._base.errors import ArgumentError
 from guideloom._base.protocols import StreamStorageFormat
 from guideloom._format.stream_numpy import StreamNumpyFormat
 from guideloom._plan.windows import WindowPlan, plan_windows
-from guideloom._read.operations import Operation
+from guideloom._read.operations import ArrayOperation, Operation
 from guideloom._read.requests import Gather, Spread
 from guideloom._storage.catalog import Catalog
 
@@ -203,7 +203,7 @@ class StreamOperations:
             raise
         return samples
 
-    def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> Operation[Any]:
+    def arrays(self, plan: WindowPlan, lo: int, hi: int, empty: Empty, asked: bool = False) -> ArrayOperation[Any]:
         """Read the windows ``[lo, hi)`` of a plan as C-contiguous arrays [hi - lo, L, ...].
 
         A dict with one a field; the array itself for plain elements.
