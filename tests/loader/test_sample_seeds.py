@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from guideloom import StatefulDataLoader, sample_seeds
+from guideloom._loader.work import collated
 from guideloom._plan.order import make_order
 from guideloom._plan.seeds import position_seeds
 from guideloom.errors import NotOpenError
 from tests.loader.fakes import ItemDataset
+from tests.sweeps.interrupted import interrupt_everywhere
 
 SIZE = 103
 
@@ -115,6 +117,17 @@ def test_elsewhere_there_are_none() -> None:
     assert len(seeds) == 8 and len(caught) == 1
     with pytest.raises(NotOpenError):
         sample_seeds()
+
+
+def test_an_interrupt_leaves_none_behind() -> None:
+    def check(_: None, interrupted: bool) -> None:
+        with pytest.raises(NotOpenError):
+            sample_seeds()
+
+    def collate() -> None:
+        collated(lambda samples: sample_seeds(), [1], lambda number: np.zeros(number, np.uint64), 1)
+
+    assert interrupt_everywhere(lambda: None, lambda _: collate(), check) > 3
 
 
 def test_a_loader_within_a_collate_function_has_its_own() -> None:

@@ -13,40 +13,13 @@ from guideloom._base.errors import NotOpenError
 U64 = npt.NDArray[np.uint64]
 
 
-class Drawing:
-    """A collate function's work on a batch, as a ``with`` around its call.
-
-    Parameters
-    ----------
-    seeds : callable
-        ``number -> uint64[B]``.
-    number : int
-        Of the batch.
-    """
-
-    __slots__ = ("_before", "_number", "_seeds")
-
-    def __init__(self, seeds: Callable[[int], U64], number: int) -> None:
-        self._seeds = seeds
-        self._number = number
-
-    def __enter__(self) -> None:
-        self._before = _HERE.drawing
-        _HERE.drawing = self
-
-    def __exit__(self, *error: object) -> None:
-        _HERE.drawing = self._before
-
-    def seeds(self) -> U64:
-        """Return a seed for each sample."""
-        return self._seeds(self._number)
-
-
 class _Here(threading.local):
-    drawing: Drawing | None = None
+    """What gives the seeds of the batch that a thread is at; None where it calls no collate function."""
+
+    seeds: Callable[[], U64] | None = None
 
 
-_HERE = _Here()
+HERE = _Here()
 
 
 def sample_seeds() -> U64:
@@ -79,10 +52,10 @@ def sample_seeds() -> U64:
     ...     tokens = np.stack([sample["tokens"] for sample in samples])
     ...     return tokens, generator.random(tokens.shape) < 0.15
     """
-    drawing = _HERE.drawing
-    if drawing is None:
+    seeds = HERE.seeds
+    if seeds is None:
         raise NotOpenError(
             "sample_seeds() is for a collate_fn of a StatefulDataLoader, and none runs in this thread: call it there, "
             "and pass its result on to other threads"
         )
-    return drawing.seeds()
+    return seeds()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from guideloom._dataset.source import BatchSource, Empty
-from guideloom._loader.draws import U64, Drawing
+from guideloom._loader.draws import HERE, U64
 from guideloom._plan.order import Order
 from guideloom._plan.partition import Partition
 from guideloom._plan.seeds import position_seeds
@@ -52,12 +53,6 @@ class Schedule:
         self._chunks: dict[int, Any] = {}
         self._lock = threading.Lock()
 
-    def size(self, number: int) -> int:
-        """Samples of this rank in batch ``number``."""
-        if number < self._num_full:
-            return self.batch_size
-        return self._partition.batch_positions(self._offset, number)[2]
-
     def positions(self, number: int) -> tuple[int, int, int]:
         """Return the positions of batch ``number`` as ``(start, stride, count)``."""
         return self._partition.batch_positions(self._offset, number)
@@ -72,8 +67,7 @@ class Schedule:
         Any thread may call it; batches are asked for roughly in order.
         """
         if number >= self._num_full:
-            prepared = self._plan(number, 1)
-            return prepared, 0, self.size(number)
+            return self._plan(number, 1), 0, self.positions(number)[2]
         chunk, place = divmod(number, self._per_chunk)
         prepared = self._chunks.get(chunk)
         if prepared is None:
@@ -95,21 +89,25 @@ class Schedule:
         return prepared
 
     def _plan(self, first: int, num_batches: int) -> Any:
-        start, stride, count = self._partition.batch_positions(self._offset, first)
+        start, stride, count = self.positions(first)
         return self._source.prepare(self.order.positions_to_indexes(start, stride, count * num_batches))
 
 
 def collated(collate_fn: CollateFn, samples: list[Any], seeds: Callable[[int], U64], number: int) -> Any:
     """Return the user's batch ``number`` of samples; an error over none of them says where that comes from."""
+    before = HERE.seeds
     try:
-        with Drawing(seeds, number):
-            return collate_fn(samples)
+        HERE.seeds = partial(seeds, number)
+        return collate_fn(samples)
     except Exception as error:
         if not samples:
             error.add_note(
                 "collate_fn was given an empty list: with drop_last=False this rank has no part of the last batch"
             )
         raise
+    finally:
+        # No call of a function, at whose begin an interrupt could strike and leave it as it is.
+        HERE.seeds = before
 
 
 class Work(Protocol):
