@@ -133,14 +133,14 @@ class Arguments:
                 f"prefetch * local_batch_size is {ahead}, less than num_workers, {self.num_workers}: too few "
                 "samples are under way to keep all workers busy; raise prefetch or use fewer workers",
                 UserWarning,
-                stacklevel=_level_outside(_PACKAGE),
+                stacklevel=_level_of_user(),
             )
         if self.device.type == "cuda" and not self.pin_memory:
             warnings.warn(
                 f"batches are copied to {self.device} from pageable memory, which stops the caller for each copy: "
                 "pass pin_memory=True",
                 UserWarning,
-                stacklevel=_level_outside(_PACKAGE),
+                stacklevel=_level_of_user(),
             )
 
 
@@ -180,11 +180,11 @@ def yes_or_no(name: str, value: Any) -> bool:
 _PACKAGE = __name__.rpartition(".")[0] + "."
 
 
-def _level_outside(package: str) -> int:
-    """Stack level, for a warning by the calling function, of the first frame outside a package: the user's line."""
+def _level_of_user() -> int:
+    """Stack level, for a warning by the calling function, of the first frame outside this package: the user's line."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(package):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
     return level
 

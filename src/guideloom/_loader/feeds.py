@@ -3,73 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from guideloom._base.protocols import DatasetAbstract
 from guideloom._dataset.source import BatchSource, Empty
 from guideloom._loader import bridge
+from guideloom._loader.arguments import Arguments
 from guideloom._loader.bridge import CopyAhead, PinnedArrays, Pinner
 from guideloom._loader.iterator import Opened
 from guideloom._loader.pipeline import ThreadFeed
 from guideloom._loader.processes import ProcessFeed
 from guideloom._loader.sharing import Sharing
-from guideloom._loader.work import ArrayWork, CollateFn, CopyingWork, Feed, SampleWork, Schedule, SerialFeed, Work
+from guideloom._loader.work import ArrayWork, CopyingWork, Feed, SampleWork, Schedule, SerialFeed, Work
 from guideloom._loader.worker_body import Job
 from guideloom._loader.workers import PATIENCE_S
 
 
-@dataclass(frozen=True, slots=True)
-class FeedOptions:
-    """How batches are to be made; the names are the loader's."""
-
-    dataset: DatasetAbstract
-    collate_fn: CollateFn | None
-    device: Any
-    num_workers: int
-    parallel_method: Literal["thread", "process"]
-    pin_memory: bool
-    prefetch: int
-    copy_ahead: CopyAhead | None = None
-
-
-def make_feed(options: FeedOptions, opened: Opened, schedule: Schedule, sharing: Sharing) -> Feed:
+def make_feed(
+    given: Arguments, copy_ahead: CopyAhead | None, opened: Opened, schedule: Schedule, sharing: Sharing
+) -> Feed:
     """Start what makes the batches of ``schedule``; ``opened`` gets to know it before the first thread starts."""
-    pinner = Pinner(options.device) if options.pin_memory else None
+    pinner = Pinner(given.device) if given.pin_memory else None
     if not schedule.num_batches:
         return SerialFeed(schedule, _array_work(opened.source, None, np.empty))
     enter_thread = _nothing if pinner is None else pinner.enter_thread
-    if options.num_workers and options.parallel_method == "process":
-        received = _received(options.collate_fn, pinner, options.copy_ahead)
+    if given.num_workers and given.parallel_method == "process":
+        received = _received(given.collate_fn, pinner, copy_ahead)
         # An iterator that was dropped a moment ago is about to give its workers back.
         opened.feeds.join(monotonic() + PATIENCE_S)
         return ProcessFeed(
             opened.workers,
-            Job(options.dataset, opened.source.snapshot, options.collate_fn),
+            Job(given.dataset, opened.source.snapshot, given.collate_fn),
             schedule,
-            options.num_workers,
-            options.prefetch,
+            given.num_workers,
+            given.prefetch,
             enter_thread,
             received,
             opened.feeds.append,
         )
     work: Work
-    if options.collate_fn is None:
+    if given.collate_fn is None:
         work = _array_work(opened.source, pinner, opened.memory.empty)
     else:
-        work = SampleWork(opened.source, schedule, options.collate_fn, pinner, opened.memory.empty)
-    if options.copy_ahead is not None:
-        work = CopyingWork(work, options.copy_ahead)
-    if not options.num_workers and not options.prefetch:
+        work = SampleWork(opened.source, schedule, given.collate_fn, pinner, opened.memory.empty)
+    if copy_ahead is not None:
+        work = CopyingWork(work, copy_ahead)
+    if not given.num_workers and not given.prefetch:
         return SerialFeed(schedule, work)
     return ThreadFeed(
         schedule,
         work,
-        options.num_workers,
-        options.prefetch,
+        given.num_workers,
+        given.prefetch,
         sharing,
         opened.source.desk,
         enter_thread,

@@ -16,7 +16,7 @@ from guideloom._dataset.source import source_of
 from guideloom._loader import bridge
 from guideloom._loader.arguments import Arguments, dataset_of, describe_samples
 from guideloom._loader.bridge import CopyAhead, Mover
-from guideloom._loader.feeds import FeedOptions, make_feed
+from guideloom._loader.feeds import make_feed
 from guideloom._loader.iterator import CLOSE_TIMEOUT_S, LoaderIterator, Opened
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.state import (
@@ -148,16 +148,6 @@ class StatefulDataLoader(SyncContextManager):
         )
         given.warn()
         self._copy_ahead = CopyAhead(given.device) if given.copy_ahead else None
-        self._options = FeedOptions(
-            dataset,
-            collate_fn,
-            given.device,
-            given.num_workers,
-            parallel_method,
-            given.pin_memory,
-            given.prefetch,
-            self._copy_ahead,
-        )
         self._sharing = Sharing(given.num_workers, max(1, given.prefetch))
         self._position = Position()
         self._opened: Opened | None = None
@@ -381,7 +371,7 @@ class StatefulDataLoader(SyncContextManager):
         given = self._arguments
         order = make_order(opened.source.size, given.shuffle, given.seed, self._position.epoch)
         schedule = Schedule(opened.source, order, opened.partition, self._position.offset)
-        feed = make_feed(self._options, opened, schedule, self._sharing)
+        feed = make_feed(given, self._copy_ahead, opened, schedule, self._sharing)
         return LoaderIterator(self._end_epoch, feed, self._move(), opened.partition, self._position)
 
     def _first_start(self) -> object | None:
