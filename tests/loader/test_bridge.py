@@ -87,9 +87,15 @@ class ReadOnly(Mapping[str, Any]):
 T = torch.tensor
 
 
-def moved(value: Any, device: str = "cuda:1") -> tuple[Any, FakeCuda]:
-    runtime = FakeCuda()
-    return Mover(torch.device(device), runtime)(value), runtime
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    monkeypatch.setattr(bridge, "RUNTIME", fake)
+    return fake
+
+
+def moved(value: Any, device: str = "cuda:1") -> Any:
+    return Mover(torch.device(device))(value)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +116,10 @@ def moved(value: Any, device: str = "cuda:1") -> tuple[Any, FakeCuda]:
         lambda t: {"deep": [(Pair({"x": [Frozen(t)]}, 1),)]},
     ],
 )
-def test_each_container_is_moved_as_its_own_kind_and_left_as_it_was(make: Any) -> None:
+def test_each_container_is_moved_as_its_own_kind_and_left_as_it_was(make: Any, runtime: FakeCuda) -> None:
     tensor = T([1, 2])
     value = make(tensor)
-    result, runtime = moved(value)
+    result = moved(value)
     assert type(result) is type(value)
     assert runtime.moves == [(torch.device("cuda:1"), True)]
     found: list[torch.Tensor] = []
@@ -126,31 +132,31 @@ def test_each_container_is_moved_as_its_own_kind_and_left_as_it_was(make: Any) -
 
 
 def test_a_mapping_that_cannot_be_rebuilt_becomes_a_dict() -> None:
-    result, _ = moved(MappingProxyType({"a": T(1), "b": 2}))
+    result = moved(MappingProxyType({"a": T(1), "b": 2}))
     assert dict(result) == {"a": T(1), "b": 2}
 
 
 def test_what_holds_no_tensor_is_given_back_as_it_is() -> None:
     array = np.arange(3)
     for value in ({"a": array}, [1, 2], ("x", b"y"), range(3), Frozen(1), "text", None, array, object(), Frozen):
-        assert moved(value)[0] is value
+        assert moved(value) is value
 
 
 def test_extras_of_a_mapping_survive() -> None:
-    result, _ = moved(defaultdict(lambda: 7, a=T(1)))
+    result = moved(defaultdict(lambda: 7, a=T(1)))
     assert result["missing"] == 7
 
 
-def test_packed_sequences_move_as_a_whole() -> None:
+def test_packed_sequences_move_as_a_whole(runtime: FakeCuda) -> None:
     packed = pack_sequence([T([1, 2]), T([3])])
-    result, runtime = moved({"packed": packed})
+    result = moved({"packed": packed})
     assert len(runtime.moves) == 1
     assert result["packed"] is packed
 
 
 @pytest.mark.parametrize(("device", "non_blocking"), [("cuda:0", True), ("mps", False), ("meta", False)])
-def test_only_cuda_copies_without_waiting(device: str, non_blocking: bool) -> None:
-    _, runtime = moved([T(1)], device)
+def test_only_cuda_copies_without_waiting(device: str, non_blocking: bool, runtime: FakeCuda) -> None:
+    moved([T(1)], device)
     assert runtime.moves == [(torch.device(device), non_blocking)]
 
 
@@ -159,20 +165,18 @@ def test_a_tensor_that_is_there_already_stays() -> None:
     assert Mover(torch.device("cpu"))(batch) is batch
 
 
-def test_pinning_chooses_the_device_of_the_batches() -> None:
-    runtime = FakeCuda()
-    pinner = Pinner(torch.device("cuda", 1), runtime)
+def test_pinning_chooses_the_device_of_the_batches(runtime: FakeCuda) -> None:
+    pinner = Pinner(torch.device("cuda", 1))
     pinner.enter_thread()
-    Pinner(torch.device("cuda"), runtime).enter_thread()
+    Pinner(torch.device("cuda")).enter_thread()
     assert runtime.chosen == [1, 3]
     batch = pinner({"a": T([1]), "b": [T([2])]})
     assert len(runtime.pinned) == 2
     assert batch["b"][0].data_ptr() == runtime.pinned[1]
 
 
-def test_pinned_arrays_are_the_tensors_that_were_allocated() -> None:
-    runtime = FakeCuda()
-    arrays = PinnedArrays(runtime)
+def test_pinned_arrays_are_the_tensors_that_were_allocated(runtime: FakeCuda) -> None:
+    arrays = PinnedArrays()
     one = arrays.empty((2, 3), np.dtype("<i4"))
     two = arrays.empty((2,), np.dtype("<u2"))
     text = arrays.empty((2,), np.dtype("S3"))
@@ -187,8 +191,8 @@ def test_pinned_arrays_are_the_tensors_that_were_allocated() -> None:
 
 
 def test_devices() -> None:
-    assert default_device(FakeCuda()) == torch.device("cuda", 3)
-    assert as_device(None, FakeCuda()) == torch.device("cuda", 3)
+    assert default_device() == torch.device("cuda", 3)
+    assert as_device(None) == torch.device("cuda", 3)
     assert as_device("cpu") == torch.device("cpu")
     with pytest.raises(ArgumentError, match=r"torch\.device"):
         as_device("nowhere")

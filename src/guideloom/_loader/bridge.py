@@ -85,17 +85,17 @@ class Runtime:
 RUNTIME = Runtime()
 
 
-def default_device(runtime: Runtime = RUNTIME) -> torch.device:
+def default_device() -> torch.device:
     """Return the current CUDA device, or the CPU where there is none."""
-    if runtime.cuda_available():
-        return torch.device("cuda", runtime.current_cuda_device())
+    if RUNTIME.cuda_available():
+        return torch.device("cuda", RUNTIME.current_cuda_device())
     return torch.device("cpu")
 
 
-def as_device(device: torch.device | str | int | None, runtime: Runtime = RUNTIME) -> torch.device:
+def as_device(device: torch.device | str | int | None) -> torch.device:
     """Return ``device`` as a ``torch.device``; None is the default device."""
     if device is None:
-        return default_device(runtime)
+        return default_device()
     if isinstance(device, torch.device):
         return device
     try:
@@ -106,9 +106,9 @@ def as_device(device: torch.device | str | int | None, runtime: Runtime = RUNTIM
         ) from error
 
 
-def require_device(device: torch.device, runtime: Runtime = RUNTIME) -> None:
+def require_device(device: torch.device) -> None:
     """Refuse a device that is not there, before the first batch is made for it."""
-    if device.type == "cuda" and not runtime.cuda_available():
+    if device.type == "cuda" and not RUNTIME.cuda_available():
         raise ArgumentError(f"device is {str(device)!r}, but torch finds no CUDA device here: pass device='cpu'")
 
 
@@ -121,12 +121,10 @@ class Mover:
     Parameters
     ----------
     device : torch.device
-    runtime : Runtime
     """
 
-    def __init__(self, device: torch.device, runtime: Runtime = RUNTIME) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._runtime = runtime
         # Only CUDA orders a copy before what is queued on the stream later; elsewhere a batch could be read too early.
         self._non_blocking = device.type == "cuda"
 
@@ -143,7 +141,7 @@ class Mover:
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.device == self.device:
             return leaf
-        return self._runtime.move(leaf, self.device, self._non_blocking)
+        return RUNTIME.move(leaf, self.device, self._non_blocking)
 
 
 class Copied(NamedTuple):
@@ -159,7 +157,6 @@ class CopyAhead:
     Parameters
     ----------
     device : torch.device
-    runtime : Runtime
 
     Notes
     -----
@@ -167,22 +164,21 @@ class CopyAhead:
     tensor is recorded on the caller's stream, since its memory belongs to the copying one.
     """
 
-    def __init__(self, device: torch.device, runtime: Runtime = RUNTIME) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._runtime = runtime
-        self._mover = Mover(device, runtime)
+        self._mover = Mover(device)
         self._stream: Any = None
 
     def __call__(self, batch: Any) -> Copied:
         """Queue the copy; called for one batch at a time."""
         if self._stream is None:
-            self._stream = self._runtime.new_stream(self._device)
-        with self._runtime.on_stream(self._stream):
-            return Copied(self._mover(batch), self._runtime.record(self._stream))
+            self._stream = RUNTIME.new_stream(self._device)
+        with RUNTIME.on_stream(self._stream):
+            return Copied(self._mover(batch), RUNTIME.record(self._stream))
 
     def arrive(self, copied: Copied) -> Any:
         """Return the batch, for use on the caller's stream; in the caller's thread."""
-        self._runtime.await_event(copied.event, self._device)
+        RUNTIME.await_event(copied.event, self._device)
         transform(copied.batch, self._keep)
         return copied.batch
 
@@ -190,7 +186,7 @@ class CopyAhead:
         # A packed sequence holds several tensors, or None in their place.
         for tensor in leaf if isinstance(leaf, PackedSequence) else (leaf,):
             if tensor is not None:
-                self._runtime.keep_for_caller(tensor, self._device)
+                RUNTIME.keep_for_caller(tensor, self._device)
         return leaf
 
 
@@ -202,16 +198,14 @@ class Pinner:
     device : torch.device
         The CUDA device that the batches go to; it is made current in each thread that pins, so that no context is
         created on device 0.
-    runtime : Runtime
     """
 
-    def __init__(self, device: torch.device, runtime: Runtime = RUNTIME) -> None:
-        self._index = runtime.current_cuda_device() if device.index is None else device.index
-        self._runtime = runtime
+    def __init__(self, device: torch.device) -> None:
+        self._index = RUNTIME.current_cuda_device() if device.index is None else device.index
 
     def enter_thread(self) -> None:
         """Call once in each thread of ours that pins."""
-        self._runtime.set_cuda_device(self._index)
+        RUNTIME.set_cuda_device(self._index)
 
     def __call__(self, batch: Any) -> Any:
         return transform(batch, self._leaf)
@@ -219,7 +213,7 @@ class Pinner:
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
             return leaf
-        return self._runtime.pin(leaf)
+        return RUNTIME.pin(leaf)
 
 
 # Exact types that are no tensors and hold none: a list of hundreds of arrays is passed over at the speed of C.
@@ -333,8 +327,7 @@ class PinnedArrays:
     waits for the copies of the tensors it knows before it reuses their memory.
     """
 
-    def __init__(self, runtime: Runtime = RUNTIME) -> None:
-        self._runtime = runtime
+    def __init__(self) -> None:
         self._made: list[tuple[npt.NDArray[Any], torch.Tensor]] = []
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -343,7 +336,7 @@ class PinnedArrays:
             wanted = torch.from_numpy(np.empty(0, dtype)).dtype
         except TypeError:
             return np.empty(shape, dtype)
-        tensor = self._runtime.empty_pinned(tuple(shape), wanted)
+        tensor = RUNTIME.empty_pinned(tuple(shape), wanted)
         array: npt.NDArray[Any] = tensor.numpy()
         self._made.append((array, tensor))
         return array
@@ -356,7 +349,7 @@ class PinnedArrays:
             if made is arrays:
                 return tensor
         found = _tensor(arrays)
-        return self._runtime.pin(found) if isinstance(found, torch.Tensor) else found
+        return RUNTIME.pin(found) if isinstance(found, torch.Tensor) else found
 
 
 # --- between processes -------------------------------------------------------------------------
