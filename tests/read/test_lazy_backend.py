@@ -13,6 +13,8 @@ import pytest
 from guideloom import DocumentPickleFormat, DocumentStorage, StreamNumpyFormat, StreamStorage
 from guideloom._read.files import BackendFileSet
 from guideloom._read.fileset import FileTable
+from guideloom._read.opening import AsyncBackendFolder, BackendFolder
+from guideloom._storage.requests import ReadRange
 from guideloom.errors import CorruptDataError, DamagedRecordError, DataSetNotFoundError, MissingShardError
 from guideloom.testing import BackendConformance, IdStreamFormat, make_stream
 from guideloom.types import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
@@ -168,6 +170,41 @@ def test_a_backend_that_gives_too_little_of_a_sound_manifest_is_named(tmp_path: 
         storage.sync_reader().open()
     with pytest.raises(CorruptDataError, match=said):
         asyncio.run(storage.async_reader().open())
+
+
+class Knowing(Lazy):
+    """Its readers find out themselves that data is damaged."""
+
+    def sync_reader(self) -> Callable[[PurePath], IOSyncReaderAbstract]:
+        return KnowingReader
+
+    def async_reader(self) -> Callable[[PurePath], IOAsyncReaderAbstract]:
+        return KnowingAsyncReader
+
+
+class KnowingReader(LazyReader):
+    def read(self, offset: int, size: int) -> bytearray:
+        if self.path.name.endswith(".elements.bin"):
+            raise CorruptDataError("the store has lost a replica", path=self.path, offset=offset)
+        return super().read(offset, size)
+
+
+class KnowingAsyncReader(LazyAsyncReader):
+    def __init__(self, path: PurePath) -> None:
+        self.reader = KnowingReader(path)
+
+
+@pytest.mark.parametrize("way", ["sync", "async", "of a range", "of a range, async"])
+def test_what_a_backend_says_in_our_own_words_is_left_as_it_is(tmp_path: Path, way: str) -> None:
+    write_two_shards(streams(tmp_path))
+    request = ReadRange(next(tmp_path.glob("0000000-*.elements.bin")).name, 0, 2)
+    with pytest.raises(CorruptDataError, match=r"^the store has lost a replica \["):
+        if way == "of a range":
+            BackendFolder(tmp_path, Knowing()).answer(request)
+        elif way == "of a range, async":
+            asyncio.run(AsyncBackendFolder(tmp_path, Knowing()).answer(request))
+        else:
+            read_all(StreamStorage(tmp_path, StreamNumpyFormat(np.dtype([("token", "<u2")])), Knowing()), way)
 
 
 class Huge(Lazy):
