@@ -122,7 +122,11 @@ def test_list_of_large_integers_keeps_every_digit() -> None:
         (np.array([Fraction(1, 2)]), "<f8", "expected a number at position 0, got Fraction"),
         ([1j], "<f8", "expected numbers that fit <f8, got values of dtype complex128"),
         ([datetime.date(2020, 1, 1)], "M8[s]", "expected datetime64 values, got values of dtype object"),
-        ([[1], [2, 3]], "<i4", "expected an array or a sequence, got list"),
+        (
+            [[1], [2, 3]],
+            "<i4",
+            "expected an array or a sequence, got list of rows: append row by row, or join the rows",
+        ),
         (5, "<i4", "expected shape (L,), got shape () from int: give an array, or a sequence of numbers"),
         ({1, 2}, "<i4", "expected shape (L,), got shape () from set"),
         ("text", "u1", "got shape () from str: store a text as its bytes, text.encode()"),

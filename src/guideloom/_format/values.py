@@ -189,7 +189,10 @@ def _as_array(value: Any, base: np.dtype[Any], what: str) -> npt.NDArray[Any]:
             # NumPy turns [2**63 + 1, 0] into rounded floats: look at the Python numbers themselves.
             array = np.array(value, dtype=object)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise PackError(f"{what}: expected an array or a sequence, got {type(value).__name__}: {error}") from error
+        ragged = isinstance(value, list | tuple) and any(isinstance(row, list | tuple | np.ndarray) for row in value)
+        remedy = "append row by row, or join the rows with np.concatenate" if ragged else str(error)
+        found = f"{type(value).__name__}{' of rows' if ragged else ''}"
+        raise PackError(f"{what}: expected an array or a sequence, got {found}: {remedy}") from error
     return array
 
 
