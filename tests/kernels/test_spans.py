@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from guideloom._kernels.spans import fill_spans, find_blocks, find_spans
@@ -111,7 +111,10 @@ def test_segment_without_samples_is_named() -> None:
     column=st.integers(0, 1),
     delta=st.sampled_from([-(2**62), -7, -1, 1, 7, 2**62]),
 )
-def test_a_wrong_table_never_leads_outside(spans: list[tuple[int, int]], row: int, column: int, delta: int) -> None:
+@example(spans=[(2, 1), (1, 1), (2, 1)], row=2, column=0, delta=-1)
+def test_a_wrong_table_is_refused_or_never_leads_outside(
+    spans: list[tuple[int, int]], row: int, column: int, delta: int
+) -> None:
     rows = table_of([n for n, _ in spans], [n for _, n in spans])
     total, size = int(rows[-1, 0]), int(rows[-1, 1])
     rows[row % len(rows), column] += delta
@@ -137,3 +140,7 @@ def test_a_wrong_table_never_leads_outside(spans: list[tuple[int, int]], row: in
     else:
         assert 0 <= src[0] <= src[0] + nbytes[0] <= size
         assert 0 <= span_row[0] < span_row[0] + span_count[0] <= len(rows) - 1
+        # A span of no elements would take those of the span before it.
+        used = rows[span_row[0] : span_row[0] + span_count[0] + 1]
+        assert used[0, 0] <= 0 and used[-1, 0] >= total
+        assert (np.diff(used[:, 0]) > 0).all() and (np.diff(used[:, 1]) >= 0).all()

@@ -101,7 +101,7 @@ class SpanOperations:
     # --- samples of the span tables ---------------------------------------------------------------
 
     def _lay_out_samples(self) -> None:
-        stride = np.maximum(self.catalog.table_stride, 1)
+        stride = self.catalog.table_stride
         most = -(-self.catalog.spans // stride)
         keep = 1
         # One of each segment stays in any case, so more segments than that have more samples.
