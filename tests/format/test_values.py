@@ -129,6 +129,8 @@ def test_list_of_large_integers_keeps_every_digit() -> None:
         ),
         (5, "<i4", "expected shape (L,), got shape () from int: give an array, or a sequence of numbers"),
         ({1, 2}, "<i4", "expected shape (L,), got shape () from set"),
+        (b"\x01\x00", "<u2", 'got 2 bytes: give np.frombuffer(value, "<u2") where they are numbers of 2 bytes each'),
+        (bytearray(4), "<f4", 'got 4 bytearray: give np.frombuffer(value, "<f4") where they are numbers of 4 bytes'),
         ("text", "u1", "got shape () from str: store a text as its bytes, text.encode()"),
         ([[1, 2]], "<i4", "expected shape (L,), got shape (1, 2) from list: append row by row, or reshape"),
         ([1, 2], "(2,)<i4", "expected shape (L, 2), got shape (2,) from list"),
@@ -146,7 +148,7 @@ def test_what_does_not_fit_is_refused_by_name(value: Any, target: str, message: 
 @pytest.mark.parametrize(
     ("value", "target", "expected"),
     [
-        (b"\x00\xff", "<u2", [0, 255]),
+        (b"\x00\xff", "u1", [0, 255]),
         (bytearray(b"\x01\x02"), "u1", [1, 2]),
         (range(3), "<i4", [0, 1, 2]),
         ([1.0, 2.0], "<i4", [1, 2]),

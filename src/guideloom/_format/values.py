@@ -119,7 +119,7 @@ def as_values(value: Any, dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
     Parameters
     ----------
     value : array-like of shape (L, *dtype.shape)
-        An array of any byte order and stride, or a sequence of numbers; ``bytes`` are values of 0 to 255.
+        An array of any byte order and stride, or a sequence of numbers; ``bytes`` are for fields of one byte.
     dtype : dtype
         The field's.
     name : str
@@ -133,8 +133,8 @@ def as_values(value: Any, dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
     Raises
     ------
     PackError
-        Another shape; values that are no numbers (strings, objects, None); a value that ``dtype`` cannot hold. Rounding
-        to the precision of a float is no loss in this sense, overflow to infinity is.
+        Another shape; values that are no numbers (strings, objects, None; ``bytes`` for wider fields); a value that
+        ``dtype`` cannot hold. Rounding to the precision of a float is no loss in this sense, overflow to infinity is.
 
     Notes
     -----
@@ -181,7 +181,14 @@ def no_mask(value: Any, what: str) -> None:
 
 def _as_array(value: Any, base: np.dtype[Any], what: str) -> npt.NDArray[Any]:
     no_mask(value, what)
-    if isinstance(value, bytes) and base.kind in _NUMBERS:
+    if isinstance(value, bytes | bytearray) and base.kind in _NUMBERS:
+        if base.itemsize > 1:
+            # Numbers as an array's tobytes() gives them, or a number a byte? Either is wrong where it is not meant.
+            raise PackError(
+                f"{what}: expected an array, or a sequence of numbers, got {len(value)} {type(value).__name__}: give "
+                f'np.frombuffer(value, "{base.str}") where they are numbers of {base.itemsize} bytes each, and '
+                'np.frombuffer(value, "u1") where each byte is one'
+            )
         return np.frombuffer(value, np.uint8)
     try:
         array = np.asarray(value)
