@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guideloom import StreamNumpyFormat, StreamStorage
+from guideloom import StreamDataset, StreamNumpyFormat, StreamStorage
 from guideloom.io import MmapIO
 from guideloom.testing import IdStreamFormat, make_stream, naive_runs, naive_window, record_values
 from guideloom.testing.strategies import shard_counts, windows
@@ -76,6 +76,20 @@ def test_any_shards_any_window(data: st.DataObject) -> None:
         )
         for read in READ.values():
             check_windows(read(storage, requests), counts, requests)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_each_window_of_many_read_at_once_is_told_its_own_shards(parts: int, length: int, tmp_path: Path) -> None:
+    """Also where one ends in a shard in which the next begins, in another of its parts."""
+    counts = (11, 0, 9, 1)
+    storage = make_stream(tmp_path, counts, parts=parts)
+    with StreamDataset(storage, length).sync_reader() as reader:
+        source: Any = reader.batch_source()
+        for seed in range(20):
+            order = np.random.default_rng(seed).permutation(len(reader))
+            requests = [(index * length, length) for index in order.tolist()]
+            check_windows(source.samples(source.prepare(order), 0, order.size), counts, requests)
 
 
 @pytest.mark.parametrize(
