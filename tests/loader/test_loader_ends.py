@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from guideloom import StatefulDataLoader
-from guideloom._loader import outbox
+from guideloom._loader import feeds, outbox
 from guideloom.errors import NotOpenError
 from tests.loader.fakes import Gate, HookedDataset, ItemDataset, failing_on_seven, make_items
 
@@ -87,6 +87,36 @@ def test_no_error_ends_the_epoch_in_silence(way: dict[str, Any], error: BaseExce
         with pytest.raises(wanted):
             next(iterator)
         assert loader.state_dict()["observation_offset"] == 3
+
+
+@pytest.mark.parametrize("way", [{"prefetch": 2}, {"num_workers": 2, "prefetch": 2}], ids=str)
+def test_a_thread_that_cannot_begin_says_so(way: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError("no such device")
+
+    monkeypatch.setattr(feeds, "_nothing", refuse)
+    with make_items(8, **way) as loader, pytest.raises(OSError, match="no such device"):
+        next(iter(loader))
+    assert ours() == []
+
+
+def test_a_start_without_room_for_a_thread_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, begun = threading.Thread.start, []
+
+    def start_one(thread: threading.Thread) -> None:
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    dataset = ItemDataset(20)
+    with StatefulDataLoader(dataset, list, device="cpu", num_workers=2, prefetch=2) as loader:
+        monkeypatch.setattr(threading.Thread, "start", start_one)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            iter(loader)
+        monkeypatch.undo()
+    assert len(begun) == 1 and ours() == []
+    assert dataset.closed == 1
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
