@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guideloom import DocumentPickleFormat, DocumentStorage
+from guideloom import DocumentDataset, DocumentPickleFormat, DocumentStorage
 from guideloom.testing import DocumentIds, make_documents
 from guideloom.testing.strategies import document_requests, shard_counts
 from tests.sweeps.support import BACKENDS, READ
@@ -47,6 +48,20 @@ def test_every_document(counts: tuple[int, ...], sizes: str, backend: str, reade
     ]
     found = READ[reader](storage, [(request,) for request in requests], "read_many")
     assert [list(some) for some in found] == [[documents[i] for i in request] for request in requests]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_each_document_of_many_planned_at_once_is_told_its_own_shard(parts: int, tmp_path: Path) -> None:
+    counts = (7, 0, 5, 1)
+    documents = wanted(counts, None)
+    with DocumentDataset(make_documents(tmp_path, counts, parts=parts)).sync_reader() as reader:
+        source: Any = reader.batch_source()
+        order = np.random.default_rng(parts).permutation(len(reader))
+        plan = source.prepare(order)
+        cuts = [0, 2, 3, 8, order.size]
+        found = [sample for lo, hi in pairwise(cuts) for sample in source.samples(plan, lo, hi)]
+        assert plan.placement is not None, "what was placed for all is read in parts"
+    assert found == [documents[index] for index in order.tolist()]
 
 
 @settings(deadline=None, max_examples=25)

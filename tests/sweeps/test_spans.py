@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guideloom import StreamWithMetaStorage
+from guideloom import StreamDataset, StreamWithMetaStorage
 from guideloom._read.spans import MAX_TABLE_BYTES
 from guideloom.testing import IdSpanFormat, Span, SpanIds, make_spans, naive_span_window
 from guideloom.testing.strategies import span_lengths, windows
@@ -43,6 +43,30 @@ def test_every_window(spans: Spans, backend: str, reader: str, tmp_path: Path) -
     requests = [(index, length) for index in range(total) for length in range(2 * total + 2)]
     for request, found in zip(requests, READ[reader](storage, requests), strict=True):
         check(found, spans, *request)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_each_window_of_many_read_at_once_is_told_the_shards_of_its_spans(length: int, tmp_path: Path) -> None:
+    """Of shards of several parts, so that a shard is no position in a list of files."""
+    storage = StreamWithMetaStorage(tmp_path, IdSpanFormat())
+    owners: list[tuple[int, int]] = []
+    for mode in ("create", "append", "append"):
+        with storage.sync_writer(mode=mode) as writer:  # type: ignore[arg-type]
+            for shard, lengths in enumerate([(2, 1, 4), (), (3,), (1, 1)]):
+                spans = [(len(owners) + i, count) for i, count in enumerate(lengths)]
+                writer.append(shard, Span(len(owners), spans))
+                owners += [(shard, span) for span, count in spans for _ in range(count)]
+    with StreamDataset(storage, length).sync_reader() as reader:
+        source: Any = reader.batch_source()
+        order = np.random.default_rng(length).permutation(len(reader))
+        plan = source.prepare(order)
+        found: list[SpanIds] = [*source.samples(plan, 0, 2), *source.samples(plan, 2, order.size)]
+        with storage.sync_reader() as stream:
+            elements = stream.read(0, len(owners)).elements
+    for index, window in zip(order.tolist(), found, strict=True):
+        assert window.elements.tolist() == elements[index * length :][:length].tolist()
+        told = list(zip(window.shards, window.spans, strict=True))
+        assert told == [owners[element] for element in window.elements.tolist()]
 
 
 @settings(deadline=None, max_examples=25)
