@@ -51,7 +51,9 @@ def test_every_document(counts: tuple[int, ...], sizes: str, backend: str, reade
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_each_document_of_many_planned_at_once_is_told_its_own_shard(parts: int, tmp_path: Path) -> None:
+def test_each_document_is_told_its_own_shard_where_many_are_planned_at_once_and_alone(
+    parts: int, tmp_path: Path
+) -> None:
     counts = (7, 0, 5, 1)
     documents = wanted(counts, None)
     with DocumentDataset(make_documents(tmp_path, counts, parts=parts)).sync_reader() as reader:
@@ -61,6 +63,7 @@ def test_each_document_of_many_planned_at_once_is_told_its_own_shard(parts: int,
         cuts = [0, 2, 3, 8, order.size]
         found = [sample for lo, hi in pairwise(cuts) for sample in source.samples(plan, lo, hi)]
         assert plan.placement is not None, "what was placed for all is read in parts"
+        assert [reader[index] for index in range(len(reader))] == documents
     assert found == [documents[index] for index in order.tolist()]
 
 
