@@ -285,3 +285,25 @@ def test_threads_never_get_the_same_memory() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_who_is_beaten_to_a_piece_by_another_thread_takes_the_next() -> None:
+    class Contested(list[Any]):
+        """Of two threads that saw the same free piece, the other one is always the faster the first time."""
+
+        beaten = 0
+
+        def remove(self, loan: Any) -> None:
+            super().remove(loan)
+            if not self.beaten:
+                self.beaten = 1
+                raise ValueError("not in the list")
+
+    recycler = Recycler()
+    held = [recycler.empty(SHAPE, I4), recycler.empty(SHAPE, I4)]
+    held.clear()
+    shelf = recycler._last[2]
+    first, second = (loan.piece for loan in shelf.loans)
+    shelf.loans = contested = Contested(shelf.loans)
+    assert shelf.take() is first
+    assert contested.beaten and not contested and second is not first
