@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from guideloom._base.protocols import IOReaderAbstract
+from guideloom._kernels.columns import _spread_mapped_numpy, copy_code, spread_mapped
+from guideloom._kernels.gather import new_status
+from guideloom._kernels.status import DONE
 from guideloom._read.files import open_file_set
 from guideloom._read.fileset import FileTable
 from guideloom._read.requests import Spread
@@ -92,3 +96,14 @@ def test_what_kernels_share_has_names_of_its_own() -> None:
     }
     assert len(functions) > 15
     assert sorted(functions.values()) == sorted(set(functions.values()))
+
+
+@pytest.mark.parametrize("kernel", [spread_mapped, _spread_mapped_numpy])
+def test_a_run_of_no_records_needs_no_file(kernel: Any) -> None:
+    zero, status = np.zeros(1, np.int64), new_status()
+    column = np.full(4, 9, np.uint8)
+    fields = np.array([[copy_code(np.dtype("u1"), np.dtype("u1"))], [0], [1], [column.__array_interface__["data"][0]]])
+    for file in (0, 7, -1):  # one that is not open, and two that there are not
+        done = kernel(zero - 1, zero, zero + file, zero, zero, zero, 0, 1, 1, fields, 4, 0, status)
+        assert done == DONE
+    assert column.tolist() == [9] * 4
