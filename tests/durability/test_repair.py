@@ -288,6 +288,16 @@ def test_verify_says_commands_as_a_shell_takes_them(run: Callable[..., tuple[int
     assert "in full" not in run("verify", folder, "--quick")[1]
 
 
+def test_verify_shows_all_errors_and_the_first_notes(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    write("stream", tmp_path, {shard: [1] for shard in range(60)})
+    for number in range(60):
+        (tmp_path / f".tmp-{number}").touch()
+        flip(tmp_path, f"{number:07d}-0000.*.bin")
+    out = run("verify", tmp_path)[1].splitlines()
+    assert [sum(line.startswith(word) for line in out) for word in ("error: ", "note: ", "... ")] == [60, 50, 1]
+    assert "... 10 more notes: --json lists them all" in out
+
+
 def test_commands_and_their_exit_status(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     folder = tmp_path / "data"
     assert run("verify", folder)[0] == 2
@@ -299,6 +309,9 @@ def test_commands_and_their_exit_status(run: Callable[..., tuple[int, str, str]]
     assert run("verify", folder, "--quick")[0] == 0
     status, out, _ = run("verify", folder)
     assert status == 1 and "bytes [0, 8)" in out and "damaged: 1 error (" in out
+    assert run("repair", folder, "--quick") == (0, f"{folder}: nothing to repair\n", "")
+    status, _, err = run("repair", folder, "--jobs", 0)
+    assert status == 2 and "jobs must be at least 1, got 0" in err
     (finding,) = json.loads(run("verify", folder, "--json")[1])["findings"]
     assert (finding["what"], finding["shard"], finding["part"], finding["begin"]) == ("checksum", 1, 0, 0)
     status, out, err = run("repair", folder)  # nobody can be asked

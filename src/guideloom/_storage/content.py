@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from guideloom._base.checks import as_int
+from guideloom._base.errors import ArgumentError
 from guideloom._storage.findings import Finding
 from guideloom._storage.local import read_up_to
 from guideloom._storage.names import BLOCK_BYTES
@@ -67,9 +69,18 @@ class FileCheck:
 
 
 def num_jobs(jobs: int | None) -> int:
-    """Threads to use: as many as there are cores for this process, at most 16."""
+    """Threads to use: those asked for, or as many as there are cores for this process, at most 16.
+
+    Raises
+    ------
+    ArgumentError
+        When ``jobs`` is no integer of at least 1.
+    """
     if jobs is not None:
-        return jobs
+        number = as_int(jobs, "jobs")
+        if number < 1:
+            raise ArgumentError(f"jobs must be at least 1, got {number}")
+        return number
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(16, cores)
 

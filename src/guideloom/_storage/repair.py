@@ -96,6 +96,7 @@ def plan_repair(
     later part of its shard. When a part that replaced others is dropped, the replaced ones count again, if they are
     still whole.
     """
+    threads = num_jobs(jobs)
     inventory = take_inventory(directory)
     if not (inventory.rows or inventory.damaged):
         if inventory.published:
@@ -110,7 +111,7 @@ def plan_repair(
     if inventory.not_ours:
         return [_refuse_strangers(inventory)]
     closed: list[str] = []
-    whole = _whole_parts(inventory, quick, num_jobs(jobs), progress, closed)
+    whole = _whole_parts(inventory, quick, threads, progress, closed)
     if closed:
         text = (
             f"{', '.join(closed[:5])}: cannot be opened just now, which is no damage: see to it that it can, and run "

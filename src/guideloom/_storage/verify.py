@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from guideloom._base.checks import as_int, packed_little_endian
+from guideloom._base.checks import packed_little_endian
 from guideloom._base.errors import ArgumentError, DataSetNotFoundError
 from guideloom._storage.content import (
     RESTORE,
@@ -78,12 +78,11 @@ def verify(
     Every byte is read once, in blocks of 1 MiB; memory does not grow with the data set but for about 1 KiB a part.
     In the published 1.x layout there are no checksums: sizes, offsets and span numbers are checked, bytes cannot be.
     """
-    if jobs is not None and as_int(jobs, "jobs") < 1:
-        raise ArgumentError(f"jobs must be at least 1, got {jobs}")
+    threads = num_jobs(jobs)
     inventory = take_inventory(directory)
     if not (inventory.rows or inventory.damaged):
         if inventory.published:
-            return _verify_published(inventory, quick, num_jobs(jobs), progress, dtype)
+            return _verify_published(inventory, quick, threads, progress, dtype)
         if MANIFEST not in inventory.listing:
             # Says what is there instead.
             drive(open_catalog("stream", None, "", folder=str(directory)), LocalFolder(directory).answer)
@@ -93,7 +92,7 @@ def verify(
         check_sizes(inventory, row)
     bytes_checked = 0
     if not quick:
-        found, bytes_checked = check_bytes(inventory, current, num_jobs(jobs), progress)
+        found, bytes_checked = check_bytes(inventory, current, threads, progress)
         inventory.findings += found
     _say_what_repair_does(inventory)
     _note_manifest(inventory)
