@@ -264,7 +264,7 @@ def test_documents_refuse_a_dtype(refused: Run, documents: Path) -> None:
     assert "--dtype" in refused("info", documents, "--dtype", "<u2")
 
 
-@pytest.mark.parametrize("text", ["nonsense", "[('a'", "[1, 2]", "__import__('os')"])
+@pytest.mark.parametrize("text", ["nonsense", "[('a'", "[1, 2]", "__import__('os')", "[__import__('os')]"])
 def test_a_dtype_that_is_none_is_a_usage_error(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["info", str(tmp_path), "--dtype", text])

@@ -48,8 +48,8 @@ class Counting:
         return self.local.read_file(name, limit_bytes)
 
 
-def checker_of(folder: Path) -> tuple[BlockChecker, Counting, Any]:
-    catalog = opened("stream", folder, "u1")
+def checker_of(folder: Path, dtype: str = "u1") -> tuple[BlockChecker, Counting, Any]:
+    catalog = opened("stream", folder, dtype)
     counting = Counting(folder)
     return BlockChecker(catalog, counting.read, counting.read_record, str(folder)), counting, catalog
 
@@ -138,3 +138,16 @@ def test_the_published_layout_has_nothing_to_check() -> None:
     local = LocalFolder(folder)
     with pytest.raises(ArgumentError, match="upgrade"):
         BlockChecker(opened("document", folder), local.read_range, local.read_file)
+
+
+def test_a_record_of_other_files_than_the_manifest_names(tmp_path: Path) -> None:
+    """Someone copied the record of another data set over: its checksums are those of other bytes."""
+    for name, number in (("one", 1), ("other", 2)):
+        write("stream", tmp_path / name, {0: [number]})
+    checker, _, _ = checker_of(tmp_path / "one", "<i4")
+    record = "0000000-0000.commit.json"
+    (tmp_path / "one" / record).write_bytes((tmp_path / "other" / record).read_bytes())
+    with pytest.raises(DamagedRecordError, match="gathered from another record.*guideloom manifest") as caught:
+        checker.check_ranges(*arrays([(0, 0, 8)]), 0, 1)
+    assert (caught.value.path, caught.value.shard) == (str(tmp_path / "one" / record), 0)
+    assert checker.num_checked == 0

@@ -203,3 +203,24 @@ def test_what_appears_while_a_manifest_gets_its_name_is_looked_at(what: str, tmp
         assert (manifest.parts.shard.tolist(), manifest.pending) == ([0], ((1, 0),))
     else:
         assert (manifest.parts.shard.tolist(), manifest.pending) == ([0, 1], ())
+
+
+def test_verify_meets_a_record_that_goes_after_it_was_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one finding, and the records behind it are checked all the same."""
+    write("stream", tmp_path, {0: [1], 1: [2], 2: [3]})
+    real = LocalFolder.listing
+    gone, broken = tmp_path / "0000000-0000.commit.json", tmp_path / "0000002-0000.commit.json"
+    broken.write_bytes(b"{}")
+
+    def listing(local: LocalFolder) -> dict[str, int]:
+        found = real(local)
+        if len(calls) == 1:  # the last of two that agree
+            gone.unlink()
+        calls.append(1)
+        return found
+
+    calls: list[int] = []
+    monkeypatch.setattr(LocalFolder, "listing", listing)
+    report = verify(tmp_path, jobs=1)
+    assert (report.num_shards, report.num_parts) == (3, 1)
+    assert [(finding.shard, finding.what) for finding in report.errors] == [(0, "missing"), (2, "record")]

@@ -51,6 +51,22 @@ def test_a_writer_that_is_dropped_says_that_its_work_is_lost(kind: Any, tmp_path
     assert shards_of(tmp_path, opened(kind, tmp_path)) == [written(kind, [1])]
 
 
+@pytest.mark.parametrize("end", ["close", "abandon", "drop"])
+def test_no_file_stays_open(end: str, tmp_path: Path) -> None:
+    before = os.listdir("/dev/fd")
+    ended = writer("stream_with_meta", tmp_path)
+    ended.open()
+    ended.append(0, record_of("stream_with_meta", 1))
+    ended._parts[0].flush()
+    assert len(os.listdir("/dev/fd")) == len(before) + 3
+    if end == "drop":
+        with pytest.warns(UserWarning, match="dropped"):
+            del ended
+    else:
+        getattr(ended, end)()
+    assert os.listdir("/dev/fd") == before
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_writer_that_was_given_up_is_silent_though_its_files_could_not_be_removed(
     kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

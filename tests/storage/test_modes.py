@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +355,36 @@ def test_a_writer_is_not_inherited(tmp_path: Path) -> None:
         opened_writer.abandon()
 
     assert in_child(child) == 0
+    opened_writer.close()
+    assert content("stream", tmp_path) == [[1]]
+
+
+def test_a_fork_amid_the_append_of_another_thread_does_not_lock_the_child(tmp_path: Path) -> None:
+    entered, forked = threading.Event(), threading.Event()
+    opened_writer = writer("stream", tmp_path)
+    opened_writer.open()
+
+    def append() -> None:
+        with opened_writer._lock:
+            entered.set()
+            assert forked.wait(60)
+            opened_writer.append(0, [1])
+
+    def child() -> None:
+        signal.alarm(20)  # a child that waits for a thread which it does not have would wait for ever
+        with pytest.raises(InUseError, match="process"):
+            opened_writer.append(1, [1])
+        opened_writer.abandon()
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    try:
+        assert entered.wait(60)
+        exit_code = in_child(child)
+    finally:
+        forked.set()
+        thread.join()
+    assert exit_code == 0
     opened_writer.close()
     assert content("stream", tmp_path) == [[1]]
 

@@ -145,9 +145,10 @@ def test_holes(shards: list[int], missing: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_part(tmp_path: Path) -> None:
-    for number in range(3):
+    for number in range(5):
         write("stream", tmp_path, {0: [number]}, "append")
     (tmp_path / "manifest.json").unlink()
+    (tmp_path / "0000000-0003.commit.json").unlink()
     (tmp_path / "0000000-0001.commit.json").unlink()
     with pytest.raises(MissingShardError, match=r"part 1 of shard 0 .* restore 0000000-0001\.commit\.json"):
         opened("stream", tmp_path)

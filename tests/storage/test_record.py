@@ -189,6 +189,19 @@ def test_counts_of_a_manifest_that_no_kind_allows(kind: Any, columns: dict[str, 
         decode_manifest(resealed(value))
 
 
+@pytest.mark.parametrize("pair", [[2**31, 0], [0, 2**31], [-1, 0], [0, -1]])
+def test_numbers_of_a_manifest_that_no_file_has(pair: list[int], tmp_path: Path) -> None:
+    _, data = files_of("stream", tmp_path)
+    with pytest.raises(DamagedRecordError, match="'pending': expected numbers from 0 to 2147483647"):
+        decode_manifest(resealed({**json.loads(data), "pending": [pair]}))
+
+
+def test_a_manifest_whose_first_part_replaces_others(tmp_path: Path) -> None:
+    _, data = files_of("stream", tmp_path)
+    with pytest.raises(DamagedRecordError, match="part 0 has nothing to replace"):
+        decode_manifest(resealed({**json.loads(data), "replaces": [0, 1, 0]}))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_byte_of_a_file(kind: Any, tmp_path: Path) -> None:
     for data in files_of(kind, tmp_path):

@@ -412,6 +412,13 @@ def test_one_folder_holds_one_dtype_and_one_built_in_format(tmp_path: Path) -> N
     DocumentWriter(tmp_path / "b", Raw(), "append").open()
 
 
+def test_payloads_of_spans_are_written_out_before_they_exceed_their_buffer(tmp_path: Path) -> None:
+    with StreamWithMetaWriter(tmp_path, Spans()) as spans:
+        for number in range(5):
+            spans.append(0, [(number, bytes(700 << 10), number)])
+            assert spans._parts[0].payload.pending == 700 << 10  # two of them are more than 1 MiB
+
+
 def test_buffers_shrink_as_shards_are_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_BUFFER_BUDGET_BYTES", 1 << 16)
     document = b"x" * 999

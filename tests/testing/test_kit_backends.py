@@ -97,6 +97,12 @@ def test_async_calls_count_too(path: Path) -> None:
     assert backend.total == FileCounts(1, 1, 1, 1, 4)
 
 
+def test_the_wrapped_backend_is_the_one_given(path: Path) -> None:
+    inner = CountingBackend()
+    read(LatencyBackend(inner), path)
+    assert inner.total.reads == 1
+
+
 def test_a_pickled_wrapper_counts_anew(path: Path) -> None:
     backend = CountingBackend()
     read(backend, path)
@@ -115,10 +121,11 @@ def test_reads_wait_for_the_event(path: Path) -> None:
     backend.wait_for_waiting(1)
     assert found == [] and backend.waiting == 1
     backend.gate = None  # cannot be pickled
-    assert pickle.loads(pickle.dumps(backend)).waiting == 0  # nobody waits in the copy
+    copy = pickle.loads(pickle.dumps(backend))
     gate.set()
     thread.join()
     assert found == [CONTENT[:10]] and backend.waiting == 0
+    assert copy.waiting == 0  # nobody waits in the copy
 
 
 def test_reads_meet_at_a_barrier(path: Path) -> None:
