@@ -6,7 +6,7 @@ P is the number of parts; rows are in order of (shard, part).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -87,22 +87,12 @@ class Parts:
     def take(self, rows: Int64s) -> Parts:
         """Return the rows given, in that order."""
         chosen = rows.tolist()
-        return Parts(
-            self.kind,
-            self.dtype,
-            self.shard[rows],
-            self.part[rows],
-            self.replaces[rows],
-            self.count[rows],
-            self.spans[rows],
-            self.stride[rows],
-            self.payload[rows],
-            [self.tags[row] for row in chosen],
-            [self.checksums[row] for row in chosen],
-            {role: digests[rows] for role, digests in self.digests.items()},
-            [self.formats[row] for row in chosen],
-            [self.metadata[row] for row in chosen],
-        )
+
+        def some(column: Any) -> Any:
+            return column[rows] if isinstance(column, np.ndarray) else [column[row] for row in chosen]
+
+        columns = {name: some(getattr(self, name)) for name in _COLUMNS}
+        return replace(self, **columns, digests={role: some(column) for role, column in self.digests.items()})
 
     def current_rows(self, folder: str = "") -> Int64s:
         """Rows of the parts that make up the data set, after every ``replaces``.
@@ -135,6 +125,9 @@ class Parts:
                 shard=shard,
             )
         return kept
+
+
+_COLUMNS = [field.name for field in fields(Parts) if field.name not in ("kind", "dtype", "digests")]
 
 
 def check_no_holes(present: Int64s, folder: str = "") -> None:
@@ -234,25 +227,12 @@ def join_parts(one: Parts | None, other: Parts | None, folder: str = "") -> Part
     if one.kind != other.kind or one.dtype != other.dtype:
         raise_disagree(one.record_names[0], one.kind, one.dtype, other.record_names[0], other.kind, other.dtype, folder)
 
-    def both(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.concatenate((left, right))
+    def both(left: Any, right: Any) -> Any:
+        return np.concatenate((left, right)) if isinstance(left, np.ndarray) else [*left, *right]
 
-    joined = Parts(
-        one.kind,
-        one.dtype,
-        both(one.shard, other.shard),
-        both(one.part, other.part),
-        both(one.replaces, other.replaces),
-        both(one.count, other.count),
-        both(one.spans, other.spans),
-        both(one.stride, other.stride),
-        both(one.payload, other.payload),
-        [*one.tags, *other.tags],
-        [*one.checksums, *other.checksums],
-        {role: both(one.digests[role], other.digests[role]) for role in one.digests},
-        [*one.formats, *other.formats],
-        [*one.metadata, *other.metadata],
-    )
+    columns = {name: both(getattr(one, name), getattr(other, name)) for name in _COLUMNS}
+    digests = {role: both(column, other.digests[role]) for role, column in one.digests.items()}
+    joined = replace(one, **columns, digests=digests)
     order = np.lexsort((joined.part, joined.shard))
     last = np.ones(order.size, bool)
     shard, part = joined.shard[order], joined.part[order]

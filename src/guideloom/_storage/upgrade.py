@@ -219,9 +219,6 @@ class _Source:
         files, sizes = self.catalog.files, self.catalog.sizes
         return {files[place].partition(".")[2]: int(sizes[place]) for place in places}
 
-    def _size_of(self, suffix: str) -> int:
-        return self._sizes()[suffix]
-
     def _read(self, suffix: str, offset: int, size: int) -> bytes:
         descriptor = self._open.get(suffix)
         if descriptor is None:
@@ -240,7 +237,7 @@ class _Source:
         )
 
     def _chunks(self, suffix: str, step: int) -> Iterator[tuple[int, bytes]]:
-        size = self._size_of(suffix)
+        size = self._sizes()[suffix]
         for offset in range(0, size, step):
             yield offset, self._read(suffix, offset, min(step, size - offset))
 
@@ -265,7 +262,7 @@ class _Source:
         """Elements without their span numbers; and where a number is new, a row of the table and its payload."""
         dtype = self.catalog.dtype
         itemsize = SPAN_NUMBER.itemsize + (0 if dtype is None else dtype.itemsize)
-        num_entries = self._size_of(OFFSETS) // 8 - 1
+        num_entries = self._sizes()[OFFSETS] // 8 - 1
         last, payload_end = -1, 0
         for begin, data in self._chunks(ELEMENTS, max(1, CHUNK_BYTES // itemsize) * itemsize):
             raw = np.frombuffer(data, np.uint8).reshape(-1, itemsize)
@@ -295,7 +292,7 @@ class _Source:
     def _offsets(self, low: int, high: int) -> npt.NDArray[np.int64]:
         """Entries ``low`` to ``high`` of the index, checked."""
         offsets = np.frombuffer(self._read(OFFSETS, 8 * low, 8 * (high - low)), "<i8")
-        limit = self._size_of(PAYLOAD)
+        limit = self._sizes()[PAYLOAD]
         wrong = np.flatnonzero((np.diff(offsets, prepend=0) < 0) | (offsets > limit))
         if low == 0 and offsets[0] != 0:
             wrong = np.zeros(1, np.int64)
