@@ -124,7 +124,9 @@ def test_a_broken_last_shard_is_dropped(kind: Any, tmp_path: Path) -> None:
 def test_nothing_left(tmp_path: Path) -> None:
     write("stream", tmp_path, {0: [1]})
     flip(tmp_path, "*.bin")
-    moved = apply(plan_repair(tmp_path))
+    actions = plan_repair(tmp_path)
+    assert actions[-1].text == "manifest.json: no commit record is left for it"
+    moved = apply(actions)
     assert names(tmp_path) == [moved.name if moved else ""]
     with pytest.raises(DataSetNotFoundError):
         opened("stream", tmp_path)

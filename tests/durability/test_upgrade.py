@@ -143,6 +143,17 @@ def test_numbers_that_are_wrong(numbers: list[int], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["documents", "stream_with_meta"])
+def test_an_index_that_does_not_begin_with_0(name: str, tmp_path: Path) -> None:
+    shutil.copytree(PUBLISHED / name, tmp_path / "old")
+    index = tmp_path / "old" / "0000001.out_of_band.index"
+    offsets = np.fromfile(index, "<i8")
+    np.maximum(offsets, 1).tofile(index)
+    with pytest.raises(CorruptDataError, match="offset") as caught:
+        upgrade(tmp_path / "old", tmp_path / "new", dtype=None if name == "documents" else np.dtype("<i4"))
+    assert (caught.value.path, caught.value.shard, caught.value.offset) == (str(index), 1, 0)
+
+
+@pytest.mark.parametrize("name", ["documents", "stream_with_meta"])
 def test_an_index_that_falls(name: str, tmp_path: Path) -> None:
     shutil.copytree(PUBLISHED / name, tmp_path / "old")
     index = tmp_path / "old" / "0000001.out_of_band.index"
@@ -153,6 +164,8 @@ def test_an_index_that_falls(name: str, tmp_path: Path) -> None:
     with pytest.raises(CorruptDataError, match="offset") as caught:
         upgrade(tmp_path / "old", tmp_path / "new", dtype=dtype)
     assert caught.value.path == str(index) and caught.value.shard == 1
+    # Documents: the one behind is smaller. Payloads: it is beyond the end of their file.
+    assert caught.value.offset == (16 if name == "documents" else 8)
     # What was whole is there, and the copy goes on when the old one is restored.
     shutil.copy(PUBLISHED / name / index.name, index)
     assert upgrade(tmp_path / "old", tmp_path / "new", dtype=dtype).num_resumed == 1

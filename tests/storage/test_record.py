@@ -189,6 +189,16 @@ def test_counts_of_a_manifest_that_no_kind_allows(kind: Any, columns: dict[str, 
         decode_manifest(resealed(value))
 
 
+@pytest.mark.parametrize("sums", ["!" * 12, "A" * 12, "AAAAAAAAA===", "AAAAAAAAAA=="])
+def test_checksums_that_only_have_the_right_length(sums: str, tmp_path: Path) -> None:
+    data, _ = files_of("stream", tmp_path)
+    value = json.loads(data)
+    assert len(value["files"]["elements"]["sums"]) == 12
+    value["files"]["elements"]["sums"] = sums
+    with pytest.raises(DamagedRecordError, match="base64 of 1 checksums"):
+        decode_record(resealed(value), NAME)
+
+
 @pytest.mark.parametrize("pair", [[2**31, 0], [0, 2**31], [-1, 0], [0, -1]])
 def test_numbers_of_a_manifest_that_no_file_has(pair: list[int], tmp_path: Path) -> None:
     _, data = files_of("stream", tmp_path)
