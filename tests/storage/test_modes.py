@@ -152,6 +152,26 @@ def test_everything_is_synced_before_it_is_named(tmp_path: Path) -> None:
     assert steps[-2:] == [("rename", "manifest.json"), ("sync_folder", "new")]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_system_is_told_to_sync_each_file_whole_and_the_folder(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[int, int] = {}
+
+    def sync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        synced[status.st_ino] = status.st_size
+
+    monkeypatch.setattr(os, "fsync", sync)
+    folder = tmp_path / "made" / "new"
+    session(kind, folder, "create")
+    files = [path.stat() for path in folder.iterdir()]
+    assert len(files) == 2 * (1 + {"stream": 1, "document": 2, "stream_with_meta": 3}[kind]) + 1
+    for status in files:
+        assert synced[status.st_ino] == status.st_size
+    assert all(made.stat().st_ino in synced for made in (tmp_path, folder.parent, folder))
+
+
 @pytest.mark.parametrize(
     ("kind", "mode"), [("stream", "append"), ("document", "overwrite"), ("stream_with_meta", "create")]
 )
