@@ -84,6 +84,18 @@ def test_what_was_replaced_counts_again_when_the_replacement_is_broken(kind: Any
     assert found(kind, tmp_path)[0] == written(kind, [1, 2])
 
 
+def test_what_counts_again_is_said_once(tmp_path: Path) -> None:
+    write("stream", tmp_path, {0: [1]})
+    write("stream", tmp_path, {0: [2]}, "overwrite")
+    write("stream", tmp_path, {0: [3]}, "append")
+    flip(tmp_path, "0000000-0001.*.bin")
+    drops = [action for action in plan_repair(tmp_path) if action.kind == "drop_part"]
+    assert [(action.part, "part 0 of the shard, which had been replaced" in action.text) for action in drops] == [
+        (2, False),
+        (1, True),
+    ]
+
+
 def test_what_was_replaced_and_then_removed_does_not_come_back(tmp_path: Path) -> None:
     write("stream", tmp_path, {0: [1], 1: [7]})
     write("stream", tmp_path, {0: [3]}, "overwrite")
