@@ -13,28 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from guideloom import DocumentNumpyFormat, DocumentStorage, StreamDataset, StreamNumpyFormat, StreamWithMetaStorage
+from guideloom import DocumentNumpyFormat, DocumentStorage, SpanNumpyFormat, StreamDataset, StreamWithMetaStorage
 from guideloom.io import PosixPreadIO
 
 INDEXED_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-
-
-class TokenFormat:
-    """A record is the tokens of one document or many, and the length of each; each is a span without a payload."""
-
-    def __init__(self, dtype: str) -> None:
-        self.numbers = StreamNumpyFormat([("token", dtype)])
-        self.stream_dtype = self.numbers.stream_dtype
-
-    def pack_spans(self, data: dict[str, Any]) -> tuple[Any, Any, list[bytes]]:
-        """Return the elements, and the documents that have any: a span has at least one element."""
-        lengths = np.asarray(data["lengths"], np.int64)
-        lengths = lengths[lengths > 0]
-        return self.numbers.pack({"token": data["tokens"]}), lengths, [b""] * len(lengths)
-
-    def unpack(self, stream: Any, shards: Any, index: Any, payloads: Any) -> Any:
-        """Return a window's tokens, and the document of each, counted from 0 in the window."""
-        return stream["token"], index
 
 
 def from_indexed(prefix: Path, folder: Path, documents_per_shard: int = 100_000) -> StreamWithMetaStorage:
@@ -47,12 +29,13 @@ def from_indexed(prefix: Path, folder: Path, documents_per_shard: int = 100_000)
     tokens = np.memmap(prefix.with_suffix(".bin"), dtype, "r")
     bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
-    storage = StreamWithMetaStorage(folder, TokenFormat(dtype), PosixPreadIO())
+    # A document is a span, without a payload here; one of no tokens cannot be a span.
+    storage = StreamWithMetaStorage(folder, SpanNumpyFormat([("token", dtype)]), PosixPreadIO())
     for shard, first in enumerate(range(0, len(lengths), documents_per_shard)):  # or each in a process of its own
         chosen = lengths[first : first + documents_per_shard]
         begin, end = bounds[first], bounds[first + len(chosen)]
         with storage.sync_writer(metadata={"from": prefix.name}) as writer:
-            writer.append(shard, {"tokens": tokens[begin:end], "lengths": chosen})
+            writer.append(shard, {"token": tokens[begin:end], "span_lengths": chosen[chosen > 0]})
     return storage
 
 
@@ -75,11 +58,10 @@ def from_tar(files: list[Path], folder: Path) -> DocumentStorage:
 
 def from_documents(documents: Any, folder: Path, num_shards: int = 4) -> StreamWithMetaStorage:
     """Convert an iterable of ``{"input_ids": ...}``: documents in turn into each shard."""
-    storage = StreamWithMetaStorage(folder, TokenFormat("<u4"), PosixPreadIO())
+    storage = StreamWithMetaStorage(folder, SpanNumpyFormat([("token", "<u4")]), PosixPreadIO())
     with storage.sync_writer() as writer:
         for number, document in enumerate(documents):
-            tokens = document["input_ids"]
-            writer.append(number % num_shards, {"tokens": tokens, "lengths": [len(tokens)]})
+            writer.append(number % num_shards, {"token": document["input_ids"]})
     return storage
 
 
@@ -91,8 +73,8 @@ def main(folder: Path) -> None:
     np.arange(42, dtype="<u2").tofile(folder / "old.bin")
     storage = from_indexed(folder / "old", folder / "indexed", documents_per_shard=3)
     with StreamDataset(storage, sequence_length=8, overlap=1).sync_reader() as windows:  # theirs: a length of 8, plus 1
-        tokens, document = windows[0]
-        print(f"{len(windows)} windows; the first: tokens {tokens.tolist()}, documents {document.tolist()}")
+        tokens, documents = windows[0]["token"], windows[0]["span_index"]
+        print(f"{len(windows)} windows; the first: tokens {tokens.tolist()}, documents {documents.tolist()}")
 
     with tarfile.open(folder / "old.tar", "w") as archive:
         array = io.BytesIO()
@@ -106,9 +88,10 @@ def main(folder: Path) -> None:
         sample = samples.read(0)
         print(sample["tokens.npy"], sample["txt"].tobytes().decode(), json.loads(sample["json"].tobytes()))
 
-    documents = ({"input_ids": list(range(count)), "attention_mask": [1] * count} for count in (3, 0, 4, 2))
-    with from_documents(documents, folder / "documents", num_shards=2).sync_reader() as stream:
-        print(f"{stream.total_length} tokens in {stream.num_shards} shards: {stream.read(0, stream.total_length)[0]}")
+    texts = ({"input_ids": list(range(count)), "attention_mask": [1] * count} for count in (3, 0, 4, 2))
+    with from_documents(texts, folder / "documents", num_shards=2).sync_reader() as stream:
+        tokens = stream.read(0, stream.total_length)["token"]
+        print(f"{stream.total_length} tokens in {stream.num_shards} shards: {tokens}")
 
 
 if __name__ == "__main__":

@@ -5,27 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
-from guideloom import StatefulDataLoader, StreamNumpyFormat, StreamWithMetaStorage
-
-
-class DocumentFormat:
-    """A record is the tokens of one document, which is one span without a payload to speak of."""
-
-    numbers = StreamNumpyFormat([("token", "<u2")])
-    stream_dtype = numbers.stream_dtype
-
-    def pack_spans(self, data: Any) -> tuple[Any, list[int], list[bytes]]:
-        """Return the elements, the length of the one span, and its payload."""
-        # This pack refuses an id that does not fit, where NumPy's casts would wrap it.
-        return self.numbers.pack({"token": data}), [len(data)], [b""]
-
-    def unpack(self, stream: Any, shards: Any, index: Any, payloads: Any) -> tuple[Any, Any]:
-        """Return a window's tokens, and the document of each, counted from 0 in the window."""
-        return stream, index
+from guideloom import SpanNumpyFormat, StatefulDataLoader, StreamWithMetaStorage
 
 
 def cumulative_lengths(documents: torch.Tensor) -> torch.Tensor:
@@ -44,11 +27,10 @@ def positions(cu_seqlens: torch.Tensor) -> torch.Tensor:
 
 def main(folder: Path) -> None:
     """Write into ``folder``, and read from it."""
-    storage = StreamWithMetaStorage(folder, DocumentFormat())
+    storage = StreamWithMetaStorage(folder, SpanNumpyFormat([("token", "<u2")]))
     with storage.sync_writer() as writer:
         for length in (3, 5, 0, 2, 9):
-            if length:  # a span has at least one token
-                writer.append(0, [length] * length)
+            writer.append(0, {"token": [length] * length})  # a document is a span
 
     options = {"sequence_length": 8, "overlap": 1, "dtype": "int64", "local_batch_size": 2, "device": "cpu"}
     with StatefulDataLoader.from_storage(storage, None, **options) as loader:

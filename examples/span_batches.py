@@ -6,41 +6,23 @@ import argparse
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from guideloom import StatefulDataLoader, StreamNumpyFormat, StreamWithMetaStorage
+from guideloom import SpanNumpyFormat, StatefulDataLoader, StreamWithMetaStorage
 
 SOURCES = {"web": 13, "books": 7, "code": 12}  # tokens of each
 
 
-class SourceFormat:
-    """A record is a source and its tokens; the source's name is the payload of one span."""
-
-    numbers = StreamNumpyFormat([("token", "<u2")])
-    stream_dtype = numbers.stream_dtype
-
-    def pack_spans(self, data: tuple[str, list[int]]) -> tuple[Any, list[int], list[bytes]]:
-        """Return the elements, the length of the one span, and its payload."""
-        source, tokens = data
-        return self.numbers.pack({"token": tokens}), [len(tokens)], [source.encode()]
-
-    def unpack(self, stream: Any, shards: Any, index: Any, payloads: Any) -> tuple[Any, list[str]]:
-        """Return a window's tokens, and the source of each."""
-        names = [bytes(payload).decode() for payload in payloads]
-        return stream, [names[span] for span in index]
-
-
 def main(folder: Path) -> None:
     """Write into ``folder``, and read from it."""
-    storage = StreamWithMetaStorage(folder, SourceFormat())
+    storage = StreamWithMetaStorage(folder, SpanNumpyFormat([("token", "<u2")]))
     with storage.sync_writer() as writer:
         for number, (source, count) in enumerate(SOURCES.items()):
-            writer.append(0, (source, [100 * number] * count))
+            writer.append(0, {"token": [100 * number] * count, "span_payloads": [source.encode()]})
 
-    # With a collate function: what unpack gave, one a sample.
+    # With a collate function: a dict for each window.
     with StatefulDataLoader.from_storage(storage, list, sequence_length=8, local_batch_size=2, device="cpu") as loader:
         for batch in loader:
-            print("sources of each window:", [sorted(set(sources)) for _, sources in batch])
+            print("sources:", [[bytes(payload).decode() for payload in window["span_payloads"]] for window in batch])
 
     # Without: tensors for the whole batch, and payloads as bytes end to end. No Python a sample.
     with StatefulDataLoader.from_storage(storage, None, sequence_length=8, local_batch_size=2, device="cpu") as loader:

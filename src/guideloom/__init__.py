@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         DocumentNumpyFormat,
         DocumentPickleFormat,
     )
+    from guideloom._format.span_numpy import SpanNumpyFormat
     from guideloom._format.stream_numpy import StreamNumpyFormat
     from guideloom._loader.draws import sample_seeds
     from guideloom._loader.loader import StatefulDataLoader
@@ -32,6 +33,7 @@ _HOMES = {
     "DocumentNumpyFormat": "guideloom._format.documents",
     "DocumentPickleFormat": "guideloom._format.documents",
     "DocumentStorage": "guideloom._dataset.storages",
+    "SpanNumpyFormat": "guideloom._format.span_numpy",
     "StatefulDataLoader": "guideloom._loader.loader",
     "StreamDataset": "guideloom._dataset.windows",
     "StreamNumpyFormat": "guideloom._format.stream_numpy",
@@ -48,6 +50,7 @@ __all__ = [
     "DocumentNumpyFormat",
     "DocumentPickleFormat",
     "DocumentStorage",
+    "SpanNumpyFormat",
     "StatefulDataLoader",
     "StreamDataset",
     "StreamNumpyFormat",

@@ -14,7 +14,7 @@ SAYS = {
     "streams.py": ["3 shards, 1200 tokens", "[397, 398, 399, 400, 401, 402]", "torch.int64 (4, 32)"],
     "documents.py": ["['chat-9', 'chat-0', 'chat-0']", "every document once"],
     "spans.py": ["'Call me Ishmael. ' is from moby/1", "is from emma/1"],
-    "span_batches.py": ["[['web'], ['books', 'web']]", "window 1: 3 tokens of books, the first 100"],
+    "span_batches.py": ["[['web'], ['web', 'books']]", "window 1: 3 tokens of books, the first 100"],
     "document_masks.py": [
         "cu_seqlens [0, 3, 8, 10, 16] longest 6",
         "positions [0, 1, 2, 0, 1, 2, 3, 4]",

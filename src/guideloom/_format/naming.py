@@ -8,6 +8,7 @@ BUILT_IN = frozenset(
         "DocumentMsgpackFormat",
         "DocumentNumpyFormat",
         "DocumentPickleFormat",
+        "SpanNumpyFormat",
         "StreamNumpyFormat",
     }
 )
