@@ -231,13 +231,36 @@ def test_the_interpreter_outlives_no_work_of_torch_in_a_thread(where: str, tmp_p
     )
     assert code == 5, errors
     assert errors.count("\n") == 1
-    assert "guideloom-batching still runs at exit, in collate_fn or unpack" in errors
+    assert "guideloom-batching still works at exit, in collate_fn or unpack" in errors
 
 
-def test_modules_that_are_known_by_name_exist() -> None:
-    assert import_module(exits._CALLS_TORCH).tensors
-    assert import_module(exits._CALLS_BACKENDS).BackendFileSet
+def test_the_module_that_compiles_is_known_by_name() -> None:
     assert import_module(exits._COMPILES).Kernel
+
+
+def test_a_thread_that_computes_is_told_from_one_that_waits() -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        while not end.is_set():
+            sum(range(10_000))
+            begun.set()
+
+    computing, waiting = threading.Thread(target=compute), threading.Thread(target=end.wait)
+    for thread in (computing, waiting):
+        thread.start()
+    begun.wait()
+    first, still = exits._used_ticks(computing), exits._used_ticks(waiting)
+    while exits._used_ticks(computing) < first + 5:
+        pass
+    assert exits._used_ticks(waiting) == still
+    end.set()
+    for thread in (computing, waiting):
+        thread.join()
+
+
+def test_a_thread_that_is_not_there_does_not_compute() -> None:
+    assert exits._used_ticks(threading.Thread()) == 0
 
 
 @pytest.mark.slow

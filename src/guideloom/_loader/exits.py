@@ -6,6 +6,8 @@ import atexit
 import logging
 import sys
 import threading
+from contextlib import suppress
+from pathlib import Path
 from time import perf_counter
 
 from guideloom._loader.work import Feed
@@ -13,10 +15,9 @@ from guideloom._loader.work import Feed
 LOGGER = logging.getLogger("guideloom")
 
 _TIMEOUT_S = 1.0
-_TIMEOUT_OF_OTHERS_S = 60.0
-_LOOK_S = 0.02
+_TIMEOUT_OF_WORK_S = 60.0
+_LOOK_S = 0.25
 
-_CALLS_TORCH, _CALLS_BACKENDS = "guideloom._loader.bridge", "guideloom._read.files"
 _COMPILES = "guideloom._kernels.jit"
 
 _FEEDS: dict[Feed, list[threading.Thread]] = {}
@@ -40,44 +41,44 @@ def _stop_all() -> None:
     deadline = perf_counter() + _TIMEOUT_S
     for feed, _ in feeds:
         feed.join(max(0.0, deadline - perf_counter()))
-    _await_others_code([thread for _, threads in feeds for thread in threads])
+    _await_work([thread for _, threads in feeds for thread in threads])
 
 
-def _await_others_code(threads: list[threading.Thread]) -> None:
-    """Wait while threads run a user's functions, or compile a kernel.
+def _await_work(threads: list[threading.Thread]) -> None:
+    """Wait while threads compute: a user's function, as a rule. One that waits itself, for a read say, may hang.
 
     A thread that wants the interpreter lock when the interpreter is gone is ended by it, where it stands (up to Python
     3.13). C++ code, torch's, does not survive that: the process would end by SIGABRT, with all its work done.
     """
-    deadline = perf_counter() + _TIMEOUT_OF_OTHERS_S
-    for thread in threads:
-        told = False
-        while thread.is_alive() and _runs_others_code(modules := _modules_of(thread)):
-            left_s = deadline - perf_counter()
-            if left_s <= 0:
-                return
-            if not told and _COMPILES not in modules:
-                told = True
-                LOGGER.warning(
-                    "%s still runs at exit, in collate_fn or unpack: waiting for it, for %.0f s at most",
-                    thread.name,
-                    left_s,
-                )
-            thread.join(_LOOK_S)
+    deadline = perf_counter() + _TIMEOUT_OF_WORK_S
+    used = [_used_ticks(thread) for thread in threads]
+    told = False
+    while (alive := [thread for thread in threads if thread.is_alive()]) and perf_counter() < deadline:
+        alive[0].join(_LOOK_S)
+        before, used = used, [_used_ticks(thread) for thread in threads]
+        working = [thread for thread, a, b in zip(threads, before, used, strict=True) if b > a]
+        if not working:
+            return
+        if not told and not any(_compiles(thread) for thread in working):
+            told = True
+            LOGGER.warning(
+                "%s still works at exit, in collate_fn or unpack: waiting for it, for %.0f s at most",
+                working[0].name,
+                _TIMEOUT_OF_WORK_S,
+            )
 
 
-def _modules_of(thread: threading.Thread) -> list[str]:
-    """Return the module of each function that a thread is in, the innermost first."""
+def _used_ticks(thread: threading.Thread) -> int:
+    """Return the processor time that a thread used, in ticks of the system (10 ms); 0 where it does not say."""
+    with suppress(OSError):
+        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(encoding="utf-8")
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return int(user) + int(system)
+    return 0
+
+
+def _compiles(thread: threading.Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)
-    modules = []
-    while frame is not None:
-        modules.append(str(frame.f_globals.get("__name__")))
+    while frame is not None and frame.f_globals.get("__name__") != _COMPILES:
         frame = frame.f_back
-    return modules
-
-
-def _runs_others_code(modules: list[str]) -> bool:
-    """Whether these belong to a user's function, or torch's; not to a backend's, whose reads may hang."""
-    if not modules or _CALLS_BACKENDS in modules:
-        return False
-    return modules[0].partition(".")[0] != "guideloom" or modules[0] == _CALLS_TORCH
+    return frame is not None
