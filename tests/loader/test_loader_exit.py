@@ -263,58 +263,35 @@ def test_a_thread_that_is_not_there_does_not_compute() -> None:
     assert exits._used_ticks(threading.Thread()) == 0
 
 
-@pytest.mark.slow
-def test_the_interpreter_does_not_wait_for_a_read_that_hangs(tmp_path: Path) -> None:
-    code, errors = run(
-        """
-        import sys, threading
-        from pathlib import Path
-        from guideloom import DocumentJsonFormat, DocumentStorage, StatefulDataLoader
-        from guideloom.types import IOReaderAbstract, IOSyncReaderAbstract
+@pytest.mark.parametrize(
+    ("ends_s", "computes", "until_s"),
+    [(3.0, True, 3.0), (100.0, False, 0.25), (100.0, True, 60.0)],
+    ids=["computes", "hangs", "computes for ever"],
+)
+def test_who_is_waited_for_beside_a_thread_that_ends_at_once(
+    ends_s: float, computes: bool, until_s: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
 
-        begun, never = threading.Event(), threading.Event()
+    class Thread:
+        """Ends at a time, and computes until then, or waits."""
 
-        class Reader(IOSyncReaderAbstract):
-            def __init__(self, path):
-                self.path = path
+        def __init__(self, ends_s: float, computes: bool) -> None:
+            self.name, self.ends_s, self.computes = "a thread", ends_s, computes
 
-            def open(self):
-                self.file = open(self.path, "rb")
+        def is_alive(self) -> bool:
+            return now[0] < self.ends_s
 
-            def close(self):
-                self.file.close()
+        def join(self, timeout_s: float) -> None:
+            now[0] = max(now[0], min(now[0] + timeout_s, self.ends_s))
 
-            def filesize(self):
-                return self.path.stat().st_size
+        def used_ticks(self) -> int:
+            return int(100 * now[0]) if self.computes and self.is_alive() else 0
 
-            def read(self, offset, length):
-                if ready:
-                    begun.set()
-                    never.wait()
-                self.file.seek(offset)
-                return self.file.read(length)
-
-        class Backend(IOReaderAbstract):
-            def is_supported(self):
-                return True
-
-            def sync_reader(self):
-                return Reader
-
-            def async_reader(self):
-                raise NotImplementedError
-
-        ready = False
-        storage = DocumentStorage(Path(sys.argv[1]), DocumentJsonFormat(), Backend())
-        with storage.sync_writer() as writer:
-            writer.append(0, "document")
-        loader = StatefulDataLoader.from_storage(storage, list, prefetch=2, device="cpu")
-        loader.open()
-        ready = True
-        batches = iter(loader)
-        begun.wait()
-        sys.exit(5)
-        """,
-        tmp_path / "data",
-    )
-    assert (code, errors) == (5, "")
+    monkeypatch.setattr(exits, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(exits, "_compiles", lambda thread: False)
+    monkeypatch.setattr(exits, "_used_ticks", Thread.used_ticks)
+    threads: list[Any] = [Thread(0.001, True), Thread(ends_s, computes)]
+    exits._await_work(threads)
+    assert now[0] == pytest.approx(until_s)
+    assert len(caplog.records) == computes

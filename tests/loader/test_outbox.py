@@ -240,6 +240,7 @@ def test_a_slow_batch_is_not_held_back(
     for number in range(1, 4):
         now[0] += batch_s
         outbox.put(number)
+        assert outbox._waiting == (not alone and number < 3)  # no more as soon as it is woken
         if alone:
             break
     caller.join(20)

@@ -54,7 +54,9 @@ def _await_work(threads: list[threading.Thread]) -> None:
     used = [_used_ticks(thread) for thread in threads]
     told = False
     while (alive := [thread for thread in threads if thread.is_alive()]) and perf_counter() < deadline:
-        alive[0].join(_LOOK_S)
+        until = perf_counter() + _LOOK_S
+        for thread in alive:  # one that ends at once must not make the look too short for the others
+            thread.join(max(0.0, until - perf_counter()))
         before, used = used, [_used_ticks(thread) for thread in threads]
         working = [thread for thread, a, b in zip(threads, before, used, strict=True) if b > a]
         if not working:
