@@ -1,10 +1,13 @@
 """Types for annotating user code, and the base classes of what users plug in."""
 
-from guideloom._base.protocols import (
-    AsyncContextManager,
+from guideloom._base.dataset_protocols import (
     DatasetAbstract,
     DatasetAsyncReaderAbstract,
     DatasetSyncReaderAbstract,
+    StatefulDataLoaderStateDict,
+)
+from guideloom._base.protocols import (
+    AsyncContextManager,
     DocumentStorageAbstract,
     DocumentStorageAsyncReaderAbstract,
     DocumentStorageFormat,
@@ -14,7 +17,6 @@ from guideloom._base.protocols import (
     IOReaderAbstract,
     IOSyncReaderAbstract,
     SpanStorageFormat,
-    StatefulDataLoaderStateDict,
     StorageBufferTypes,
     StorageFormat,
     StreamStorageAbstract,

@@ -97,20 +97,26 @@ class _Waiting:
 
     def _give_back(self) -> None:
         try:
-            while self._held:
-                number = self._held[-1]
-                signal.signal(number, self._handlers[number])
-                self._held.pop()
+            self._give_back_in_turn()
         finally:
             # One that is back already may raise before the others are.
             if self._held:
                 self._give_back()
 
+    def _give_back_in_turn(self) -> None:
+        while self._held:
+            number = self._held[-1]
+            signal.signal(number, self._handlers[number])
+            self._held.pop()
+
     def _call(self) -> None:
         try:
-            while self._met:
-                number, frame = self._met.popitem()
-                self._handlers[number](number, frame)
+            self._call_in_turn()
         finally:
             if self._met:
                 self._call()
+
+    def _call_in_turn(self) -> None:
+        while self._met:
+            number, frame = self._met.popitem()
+            self._handlers[number](number, frame)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, overload, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -436,65 +436,3 @@ class DocumentStorageAbstract(ABC):
     @abstractmethod
     def async_reader(self) -> DocumentStorageAsyncReaderAbstract:
         """Return an asyncio reader, not yet open."""
-
-
-# --- datasets ----------------------------------------------------------------------------------
-
-
-class DatasetSyncReaderAbstract(SyncContextManager):
-    """A sized sequence of samples."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @overload
-    def __getitem__(self, index: int, /) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice, /) -> Sequence[Any]: ...
-    @abstractmethod
-    def __getitem__(self, index: int | slice, /) -> Any: ...
-
-
-class DatasetAsyncReaderAbstract(AsyncContextManager):
-    """A sized sequence of samples; items and slices are awaited."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @overload
-    def __getitem__(self, index: int, /) -> Awaitable[Any]: ...
-    @overload
-    def __getitem__(self, index: slice, /) -> Awaitable[Sequence[Any]]: ...
-    @abstractmethod
-    def __getitem__(self, index: int | slice, /) -> Awaitable[Any]: ...
-
-
-class DatasetAbstract(ABC):
-    """A data set: makes readers, opens nothing itself; must be picklable for process workers."""
-
-    @abstractmethod
-    def sync_reader(self) -> DatasetSyncReaderAbstract:
-        """Return a reader, not yet open."""
-
-    @abstractmethod
-    def async_reader(self) -> DatasetAsyncReaderAbstract:
-        """Return an asyncio reader, not yet open."""
-
-
-class StatefulDataLoaderStateDict(TypedDict, total=False):
-    """What ``StatefulDataLoader.state_dict`` gives: plain integers, booleans and strings.
-
-    The first five are always there; the others pin what must not change between save and load.
-    """
-
-    epoch: int
-    observation_offset: int
-    shuffle: bool
-    shuffle_seed: int | None
-    drop_last: bool
-    version: int
-    order: str
-    identity: str
-    dataset_size: int
-    sequence_length: int | None
-    overlap: int | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from io import FileIO
 from pathlib import PurePath
 
 from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract
@@ -37,12 +38,20 @@ class SeekReader(IntoReader):
             raise not_open(self._path)
         with open(self._path, "rb", buffering=0) as file:
             file.seek(offset)
-            done = 0
-            while done < len(out):
-                got = file.readinto(out[done:])
-                if not got:
-                    raise short_read(self._path, offset, len(out), done)
-                done += got
+            done = fill(file, out)
+        if done < len(out):
+            raise short_read(self._path, offset, len(out), done)
+
+
+def fill(file: FileIO, out: memoryview) -> int:
+    """Read on until ``out`` is full, or the file ends; return how many bytes that were."""
+    done = 0
+    while done < len(out):
+        got = file.readinto(out[done:])
+        if not got:
+            break
+        done += got
+    return done
 
 
 class SeekIO(IOReaderAbstract):

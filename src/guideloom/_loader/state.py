@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from guideloom._base.checks import as_int
+from guideloom._base.dataset_protocols import (
+    StatefulDataLoaderStateDict,
+)
 from guideloom._base.errors import ArgumentError, StateMismatchError, StateSchemaError
-from guideloom._base.protocols import StatefulDataLoaderStateDict
 
 VERSION = 1
 """Version of the schema that this module writes; larger ones are refused."""

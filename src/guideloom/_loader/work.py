@@ -79,13 +79,16 @@ class Schedule:
 
     def _planned(self, chunk: int) -> Any:
         with self._lock:
-            prepared = self._chunks.get(chunk)
-            if prepared is None:
-                first = chunk * self._per_chunk
-                prepared = self._plan(first, min(self._per_chunk, self._num_full - first))
-                while len(self._chunks) >= _CHUNKS_KEPT:
-                    del self._chunks[min(self._chunks)]
-                self._chunks[chunk] = prepared
+            return self._planned_alone(chunk)
+
+    def _planned_alone(self, chunk: int) -> Any:
+        prepared = self._chunks.get(chunk)
+        if prepared is None:
+            first = chunk * self._per_chunk
+            prepared = self._plan(first, min(self._per_chunk, self._num_full - first))
+            while len(self._chunks) >= _CHUNKS_KEPT:
+                del self._chunks[min(self._chunks)]
+            self._chunks[chunk] = prepared
         return prepared
 
     def _plan(self, first: int, num_batches: int) -> Any:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from io import FileIO
 from pathlib import PurePath
 from typing import Any
 
@@ -21,7 +22,7 @@ from guideloom._base.interrupts import open_descriptor
 from guideloom._base.protocols import IOReaderAbstract, IOSyncReaderAbstract
 from guideloom._io.mapped import MmapIO, map_file
 from guideloom._io.pread import PosixPreadIO, advise_random
-from guideloom._io.seek import SeekIO
+from guideloom._io.seek import SeekIO, fill
 from guideloom._kernels.columns import copy_code, spread_mapped
 from guideloom._kernels.desk import gather_helped, new_desk
 from guideloom._kernels.gather import (
@@ -239,21 +240,21 @@ class SeekFileSet(FileSet):
                         "a read lies outside the buffer", path=self.table.paths[number], offset=offset
                     )
                 handle.seek(offset)  # type: ignore[union-attr]
-                done = 0
-                while done < size:
-                    got = handle.readinto(view[at + done : at + size])  # type: ignore[union-attr]
-                    if not got:
-                        raise CorruptDataError(
-                            f"expected {size} bytes, found {done} before the end of the file: "
-                            "it was shortened after it was committed",
-                            path=self.table.paths[number],
-                            shard=int(self.table.shards[number]),
-                            offset=offset,
-                        )
-                    done += got
+                self._fill(handle, view[at : at + size], number, offset)  # type: ignore[arg-type]
         finally:
             if handle is not None:
                 handle.close()
+
+    def _fill(self, handle: FileIO, out: memoryview, number: int, offset: int) -> None:
+        done = fill(handle, out)
+        if done < len(out):
+            raise CorruptDataError(
+                f"expected {len(out)} bytes, found {done} before the end of the file: "
+                "it was shortened after it was committed",
+                path=self.table.paths[number],
+                shard=int(self.table.shards[number]),
+                offset=offset,
+            )
 
     def _release(self) -> None:
         """Nothing is kept open."""

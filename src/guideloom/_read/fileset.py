@@ -339,13 +339,16 @@ class PooledFileSet(FileSet, Generic[HandleT]):
 
     def _unpinned(self) -> None:
         with self._pool:
-            while len(self._handles) > self.capacity:
-                victim = self._victim()
-                if victim is None:
-                    break
-                self.values[victim] = -1
-                self._close_files([victim])
+            self._close_beyond_capacity()
             self._room.notify_all()
+
+    def _close_beyond_capacity(self) -> None:
+        while len(self._handles) > self.capacity:
+            victim = self._victim()
+            if victim is None:
+                break
+            self.values[victim] = -1
+            self._close_files([victim])
 
     def _release(self) -> None:
         with self._pool:

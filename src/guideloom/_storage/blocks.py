@@ -152,8 +152,7 @@ class BlockChecker:
         claimed = False
         try:
             with self._lock:
-                while block in self._claimed:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: block not in self._claimed)
                 if self._checked[block]:
                     return
                 claimed = True
