@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,8 +52,12 @@ class ChosenReader(DatasetSyncReaderAbstract):
         return len(self.indexes)
 
     def __getitem__(self, index: Any) -> Any:
-        """The loader asks for integers, one at a time."""
+        """Read one sample."""
         return self.reader[int(self.indexes[index])]
+
+    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+        """Read the samples of a batch, at once."""
+        return self.reader.__getitems__(self.indexes[list(indexes)].tolist())
 
 
 def by_weight(weights: npt.NDArray[np.float64], seed: int) -> npt.NDArray[np.int64]:

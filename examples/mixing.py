@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
@@ -57,9 +58,21 @@ class MixtureReader(DatasetSyncReaderAbstract):
         return self.bounds[-1]
 
     def __getitem__(self, index: Any) -> Any:
-        """The loader asks for integers, one at a time."""
-        part = bisect_right(self.bounds, index) - 1
-        return part, self.readers[part][(index - self.bounds[part]) % len(self.readers[part])]
+        """Read one sample."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indexes: Sequence[int]) -> list[Any]:
+        """Read the samples of a batch: all of a part at once."""
+        places: defaultdict[int, list[int]] = defaultdict(list)
+        for place, index in enumerate(indexes):
+            places[bisect_right(self.bounds, index) - 1].append(place)
+        samples: list[Any] = [None] * len(indexes)
+        for part, of_part in places.items():
+            reader, begin = self.readers[part], self.bounds[part]
+            found = reader.__getitems__([(indexes[place] - begin) % len(reader) for place in of_part])
+            for place, sample in zip(of_part, found, strict=True):
+                samples[place] = part, sample
+        return samples
 
 
 def write(folder: Path, tokens: int) -> StreamDataset:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -293,3 +294,39 @@ def test_a_collate_fn_gets_the_windows_of_each_field(
             window = column[5 * number : 5 * number + 5 + overlap]
             assert sample[name].dtype == window.dtype
             assert np.array_equal(sample[name], window)
+
+
+KINDS: dict[str, Any] = {
+    "stream": lambda folder: StreamDataset(make_stream(folder, (7, 0, 6)), 2, overlap=1),
+    "spans": lambda folder: StreamDataset(make_spans(folder, [[4, 3], [], [5, 1]]), 2),
+    "documents": lambda folder: DocumentDataset(make_documents(folder, (2, 0, 4))),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=20)
+@given(indexes=st.lists(st.integers(0, 5)))
+def test_items_by_several_indexes_are_those_by_each(kind: str, indexes: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as folder, KINDS[kind](Path(folder)).sync_reader() as reader:
+        assert len(reader) == 6
+        found = reader.__getitems__(indexes)
+        assert [repr(sample) for sample in found] == [repr(reader[index]) for index in indexes]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_indexes_are_checked_as_one_is(kind: str, tmp_path: Path) -> None:
+    with KINDS[kind](tmp_path).sync_reader() as reader:
+        for bad in (6, -1):
+            with pytest.raises(IndexError, match=rf"{bad} is outside \[0, 6\)"):
+                reader.__getitems__([0, bad])
+        with pytest.raises(ArgumentError, match="integer"):
+            reader.__getitems__([0, 1.5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_s_own_loader_reads_whole_batches(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with KINDS[kind](tmp_path).sync_reader() as reader:
+        expected = [[repr(reader[index]) for index in range(begin, begin + 3)] for begin in (0, 3)]
+        monkeypatch.delattr(type(reader), "__getitem__")
+        batches = torch.utils.data.DataLoader(reader, batch_size=3, collate_fn=list)
+        assert [[repr(sample) for sample in batch] for batch in batches] == expected

@@ -81,6 +81,10 @@ class DocumentDatasetSyncReader(SyncView[DocumentStorageSyncReaderAbstract], Dat
             return list(reader.read_many(slice_indexes(index, size)))
         return reader.read(item_index(index, size, "document"))
 
+    def __getitems__(self, indexes: Sequence[int], /) -> list[Any]:
+        """Read documents in request order, see ``read_many`` of the storage's reader."""
+        return list(self._require_open()[0].read_many(indexes))
+
     def __repr__(self) -> str:
         opened = self._opened
         state = "closed" if opened is None else f"{opened[2]} documents"

@@ -1,7 +1,7 @@
 """What the loader asks of an open data set: batches of samples, or batches of arrays, by index.
 
-Our own readers answer with batched reads; any other reader (a user's ``DatasetSyncReaderAbstract``) is asked item by
-item.
+Our own readers answer with batched reads; any other reader (a user's ``DatasetSyncReaderAbstract``) is asked for the
+samples of a batch by ``__getitems__``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class BatchSource(ABC):
 
 
 class ItemwiseSource(BatchSource):
-    """A user's own reader, asked for one sample at a time.
+    """A user's own reader, asked by ``__getitems__``, or item by item if its class has none.
 
     Parameters
     ----------
@@ -115,7 +115,17 @@ class ItemwiseSource(BatchSource):
         return [int(index) for index in indexes]
 
     def samples(self, prepared: Sequence[int], lo: int, hi: int, empty: Empty = np.empty) -> list[Any]:
-        return [self._reader[index] for index in prepared[lo:hi]]
+        indexes = prepared[lo:hi]
+        read = getattr(type(self._reader), "__getitems__", None)
+        if read is None:
+            return [self._reader[index] for index in indexes]
+        samples = list(read(self._reader, indexes))
+        if len(samples) != len(indexes):
+            raise ArgumentError(
+                f"{type(self._reader).__name__}.__getitems__ must return a sample for each index: "
+                f"expected {len(indexes)}, found {len(samples)}"
+            )
+        return samples
 
 
 def source_of(reader: DatasetSyncReaderAbstract) -> BatchSource:
