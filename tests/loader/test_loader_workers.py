@@ -411,9 +411,10 @@ def test_a_forked_child_that_ends_leaves_the_workers_to_its_parent() -> None:
     """Whatever ends it: the interpreter of such a child ends all that it takes for its own processes."""
     script = textwrap.dedent(
         f"""
-        import os, sys
+        import os, sys, warnings
         sys.path.insert(0, {str(ROOT)!r})
         from tests.loader.test_loader_workers import epoch, marked
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         loader = marked(40)
         loader.open()
         before, _ = epoch(loader)

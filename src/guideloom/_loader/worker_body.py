@@ -135,9 +135,14 @@ def _draw_other_numbers(number: int) -> None:
         parents = np.random.get_bit_generator()  # type: ignore[attr-defined]
         # Another kind of generator was put there by the user, and is left as it is.
         if isinstance(parents, np.random.MT19937):
-            state: Any = parents.state["state"]
-            seed = np.random.SeedSequence([*state["key"].tolist(), int(state["pos"]), number])
-            # Not seeded, but replaced: a thread that the fork left behind may have held the lock of the parent's.
+            # A thread that the fork left behind may have held the lock of the parent's, for ever now: so that one is
+            # replaced, not seeded, and in that case not asked for its state either, for which NumPy 2.5 takes the lock.
+            entropy = None
+            if parents.lock.acquire(blocking=False):
+                parents.lock.release()
+                state: Any = parents.state["state"]
+                entropy = [*state["key"].tolist(), int(state["pos"]), number]
+            seed = np.random.SeedSequence(entropy)
             np.random.set_bit_generator(np.random.MT19937(seed))  # type: ignore[attr-defined]
     if "torch" in sys.modules:
         from guideloom._loader import bridge
