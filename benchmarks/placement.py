@@ -1,11 +1,11 @@
 """What threads cost a caller who does nothing but take batches, by how far apart two processors are at that moment.
 
-    python -m benchmarks.placement [FOLDER] [--seconds 120] [--near 70] [--far 170] [--json]
+    python -m benchmarks.placement [FOLDER] [--only NAME ...] [--by BACKEND ...] [--seconds 120] [--json]
 
 The two processors of a virtual machine may be two cores that share a cache, two threads of one core, or cores without a
 common cache, and the host moves them while a program runs. Which of these it is shows in the time that a cache line
 takes from one to the other and back. That is measured before and after each short stretch of batches, and stretches
-in which it did not change are sorted by it. It reads the data that ``benchmarks.rates`` makes in FOLDER (0.4 GB).
+in which it did not change are sorted by it. It reads the data that ``benchmarks.rates`` makes in FOLDER, in its ways.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from benchmarks.rates_reading import Sizes, folder_of, make_data
-from benchmarks.workloads import LENGTH, loader, stack, stream_storage
-from guideloom import StreamDataset
+from benchmarks.rates_reading import READINGS, Collector, Reading, Sizes, folder_of, make_data, take
+from benchmarks.workloads import BACKENDS, loader
 from guideloom._kernels.native_desk import load, swap
-from guideloom.io import MmapIO
 
 SETTINGS = {"without threads": (0, 0), "2 workers": (2, 4)}
 ROUND_TRIPS = 3000
-WARM, STRETCH = 24, 130
-"""Batches that are not timed after a pause, and batches of a stretch: some 10 ms."""
+WARM, STRETCH_S = 24, 0.01
+"""Batches that are not timed after a pause, and for how long batches are then taken."""
 WORDS_APART = 16
 """Words of 8 bytes between two signals, so that neither a cache line nor the one beside it holds both."""
 
@@ -89,21 +87,20 @@ def round_trip_ns(processors: tuple[int, int], num: int = ROUND_TRIPS) -> float:
         other.join()
 
 
-def stretches(dataset: StreamDataset, setting: tuple[int, int], trip_ns: Callable[[], float]) -> Iterator[Stretch]:
+def stretches(
+    reading: Reading, dataset: Any, setting: tuple[int, int], trip_ns: Callable[[], float]
+) -> Iterator[Stretch]:
     """Take the batches of an epoch, a stretch at a time."""
-    with loader(dataset, stack, *setting) as source:
+    with loader(dataset, reading.collate, *setting) as source:
         batches = iter(source)
-        next(batches)
         while True:
             before_ns = trip_ns()
             for _ in islice(batches, WARM):
                 pass
-            began_at = time.perf_counter()
-            num = sum(1 for _ in islice(batches, STRETCH))
-            took_s = time.perf_counter() - began_at
-            if num < STRETCH:
+            num, took_s = take(batches, Collector(), STRETCH_S)
+            if took_s < STRETCH_S:
                 break
-            yield Stretch(took_s / STRETCH, before_ns, trip_ns())
+            yield Stretch(took_s / num, before_ns, trip_ns())
 
 
 def placed(stretch: Stretch, near_ns: float, far_ns: float) -> str:
@@ -116,29 +113,38 @@ def placed(stretch: Stretch, near_ns: float, far_ns: float) -> str:
     return before if before == distance(stretch.after_ns) else "moved"
 
 
-def compare(folder: Path, sizes: Sizes, seconds: float, near_ns: float, far_ns: float) -> list[dict[str, Any]]:
-    """Return a row for each distance: stretches, seconds a batch, and the rate as a part of that without threads."""
+def compare(
+    folder: Path, sizes: Sizes, ways: Sequence[tuple[str, str]], seconds: float, near_ns: float, far_ns: float
+) -> list[dict[str, Any]]:
+    """Return a row for each way (what is read, by which backend) and distance, in turn for ``seconds``.
+
+    With the stretches, seconds a batch, and the rate as a part of that without threads.
+    """
     first, second, *_ = sorted(os.sched_getaffinity(0))
-    make_data(folder, sizes, ["stream"])
-    dataset = StreamDataset(stream_storage(folder_of(folder, "stream", sizes), MmapIO()), LENGTH)
-    found: dict[str, dict[str, list[Stretch]]] = {}
+    make_data(folder, sizes, [READINGS[what].kind for what, _ in ways])
+    found: dict[tuple[str, str, str], dict[str, list[Stretch]]] = {}
     ends_at = time.monotonic() + seconds
     while True:
-        for name, setting in SETTINGS.items():
-            for stretch in stretches(dataset, setting, lambda: round_trip_ns((first, second))):
-                place = found.setdefault(placed(stretch, near_ns, far_ns), {name: [] for name in SETTINGS})
-                place[name].append(stretch)
+        for what, by in ways:
+            reading = READINGS[what]
+            dataset = reading.dataset(folder_of(folder, reading.kind, sizes), BACKENDS[by]())
+            for name, setting in SETTINGS.items():
+                for stretch in stretches(reading, dataset, setting, lambda: round_trip_ns((first, second))):
+                    key = what, by, placed(stretch, near_ns, far_ns)
+                    found.setdefault(key, {name: [] for name in SETTINGS})[name].append(stretch)
         if time.monotonic() >= ends_at:
             break
-    return [_row(place, found[place]) for place in sorted(found)]
+    return [_row(key, found[key]) for key in sorted(found)]
 
 
-def _row(place: str, found: dict[str, list[Stretch]]) -> dict[str, Any]:
+def _row(key: tuple[str, str, str], found: dict[str, list[Stretch]]) -> dict[str, Any]:
     trips = [trip for rows in found.values() for stretch in rows for trip in (stretch.before_ns, stretch.after_ns)]
     batch_s = {name: statistics.median(stretch.batch_s for stretch in rows) for name, rows in found.items() if rows}
     alone, threads = (batch_s.get(name) for name in SETTINGS)
     return {
-        "processors": place,
+        "what": key[0],
+        "by": key[1],
+        "processors": key[2],
         "round_trip_ns": statistics.median(trips),
         "stretches": {name: len(rows) for name, rows in found.items()},
         "batch_s": batch_s,
@@ -147,15 +153,13 @@ def _row(place: str, found: dict[str, list[Stretch]]) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| processors | round trip, ns | stretches | us a batch without threads | with 2 workers | rate |",
-        "|---" * 6 + "|",
-    ]
+    heads = ["what", "by", "processors", "round trip, ns", "stretches", "us a batch", "with 2 workers", "rate"]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
     for row in rows:
         times = [f"{row['batch_s'][name] * 1e6:.0f}" if name in row["batch_s"] else "" for name in SETTINGS]
         part = f"{row['of_no_threads']:.2f}" if row["of_no_threads"] else ""
         count = " and ".join(str(num) for num in row["stretches"].values())
-        cells = [row["processors"], f"{row['round_trip_ns']:.0f}", count, *times, part]
+        cells = [row["what"], row["by"], row["processors"], f"{row['round_trip_ns']:.0f}", count, *times, part]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -165,6 +169,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m benchmarks.placement", description="What threads cost, by how far apart two processors are."
     )
     parser.add_argument("folder", nargs="?", type=Path, help="for its data, kept there (default: a temporary one)")
+    parser.add_argument(
+        "--only", nargs="+", choices=READINGS, default=["stack"], metavar="NAME", help=f"of {', '.join(READINGS)}"
+    )
+    parser.add_argument("--by", nargs="+", choices=BACKENDS, default=["mmap"], help="default: mmap")
     parser.add_argument("--seconds", type=float, default=120.0, help="default: %(default)s")
     parser.add_argument(
         "--near", type=float, default=70.0, help="round trips of one core take less ns (default: %(default)s)"
@@ -175,7 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         parser.error("expected two processors, found one")
     with tempfile.TemporaryDirectory() as scratch:
-        rows = compare(options.folder or Path(scratch), Sizes(), options.seconds, options.near, options.far)
+        folder = options.folder or Path(scratch)
+        ways = [(what, by) for what in options.only for by in options.by]
+        rows = compare(folder, Sizes(), ways, options.seconds, options.near, options.far)
     print(json.dumps(rows, indent=2) if options.json else table(rows))
 
 

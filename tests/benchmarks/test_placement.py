@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,27 +20,36 @@ TINY = Sizes(**rates.LEAST)
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")
 
 
+def few(num: int) -> Callable[..., tuple[int, float]]:
+    """Stands in for a clock: a stretch is so many batches."""
+
+    def take(batches: Iterator[Any], _collector: object, seconds: float) -> tuple[int, float]:
+        taken = sum(1 for _ in islice(batches, num))
+        return taken, seconds if taken == num else 0.0
+
+    return take
+
+
 def test_every_stretch_is_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "WARM", 1)
-    monkeypatch.setattr(placement, "STRETCH", 4)
+    monkeypatch.setattr(placement, "take", few(4))
     trips = iter(range(10, 100))
-    allowed: list[tuple[int, int]] = []
+    asked: list[tuple[int, int]] = []
 
     def trip_ns(processors: tuple[int, int]) -> float:
-        allowed.append(processors)
+        asked.append(processors)
         return next(trips) * 10.0
 
     monkeypatch.setattr(placement, "round_trip_ns", trip_ns)
-    rows = placement.compare(tmp_path, TINY, 0.0, near_ns=125.0, far_ns=185.0)
-    # 16 batches: one before, and three stretches of 1 + 4; a fourth round trip finds the end of the epoch.
+    rows = placement.compare(tmp_path, TINY, [("stack", "mmap")], 0.0, near_ns=125.0, far_ns=185.0)
+    # 16 batches: three stretches of 1 + 4; one more round trip finds the end of the epoch.
     # Round trips: 100 and 110, 120 and 130, 140 and 150; with threads 170 and 180, 190 and 200, 210 and 220.
     assert {row["processors"]: tuple(row["stretches"].values()) for row in rows} == {
         "between": (1, 1), "far": (0, 2), "moved": (1, 0), "near": (1, 0)
     }  # fmt: skip
     assert [row["round_trip_ns"] for row in rows] == [160.0, 205.0, 125.0, 105.0]
     assert [row["of_no_threads"] is not None for row in rows] == [True, False, False, False]
-    assert all(seconds > 0 for row in rows for seconds in row["batch_s"].values())
-    assert set(allowed) == {tuple(sorted(os.sched_getaffinity(0))[:2])}
+    assert set(asked) == {tuple(sorted(os.sched_getaffinity(0))[:2])}
     assert len(placement.table(rows).splitlines()) == 2 + len(rows)
 
 
@@ -66,8 +78,10 @@ def test_the_command_prints_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(placement, "Sizes", lambda: TINY)
-    monkeypatch.setattr(placement, "STRETCH", 2)
     monkeypatch.setattr(placement, "WARM", 0)
-    placement.main([str(tmp_path), "--seconds", "0", "--json"])
+    monkeypatch.setattr(placement, "take", few(2))
+    placement.main([str(tmp_path), "--only", "stack", "documents", "--by", "pread", "--seconds", "0", "--json"])
     rows = json.loads(capsys.readouterr().out)
-    assert sum(sum(row["stretches"].values()) for row in rows) == 2 * 7
+    assert {row["by"] for row in rows} == {"pread"}
+    for what in ("stack", "documents"):
+        assert sum(sum(row["stretches"].values()) for row in rows if row["what"] == what) == 2 * 8
