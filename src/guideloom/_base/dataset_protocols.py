@@ -25,8 +25,8 @@ class DatasetSyncReaderAbstract(SyncContextManager):
     def __getitems__(self, indexes: Sequence[int], /) -> list[Any]:
         """Read the samples ``indexes``, in that order; repeats and none at all are allowed.
 
-        The loader asks for the samples of a batch so, and torch's ``DataLoader`` does. A data set made over another one
-        should hand this on, or each sample is a read of its own: that is what this does unless it is overridden.
+        In this way the loader asks for the samples of a batch, and so does torch's ``DataLoader``. By default each is
+        read by itself; a data set made over others should override this, and ask theirs.
         """
         return [self[index] for index in indexes]
 

@@ -8,11 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._base.dataset_protocols import (
-    DatasetAbstract,
-    DatasetAsyncReaderAbstract,
-    DatasetSyncReaderAbstract,
-)
+from guideloom._base.dataset_protocols import DatasetAbstract, DatasetAsyncReaderAbstract, DatasetSyncReaderAbstract
 from guideloom._base.errors import ArgumentError, GuideLoomError, NotOpenError
 from guideloom._base.protocols import (
     DocumentStorageAbstract,

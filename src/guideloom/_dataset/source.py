@@ -13,9 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._base.dataset_protocols import (
-    DatasetSyncReaderAbstract,
-)
+from guideloom._base.dataset_protocols import DatasetSyncReaderAbstract
 from guideloom._base.errors import ArgumentError
 from guideloom._kernels.desk import NO_DESK
 from guideloom._storage.catalog import Catalog

@@ -9,11 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._base.checks import as_int
-from guideloom._base.dataset_protocols import (
-    DatasetAbstract,
-    DatasetAsyncReaderAbstract,
-    DatasetSyncReaderAbstract,
-)
+from guideloom._base.dataset_protocols import DatasetAbstract, DatasetAsyncReaderAbstract, DatasetSyncReaderAbstract
 from guideloom._base.errors import ArgumentError, NotOpenError
 from guideloom._base.protocols import (
     StreamStorageAbstract,

@@ -14,14 +14,9 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from guideloom._base.checks import as_int
-from guideloom._base.dataset_protocols import (
-    DatasetAbstract,
-)
+from guideloom._base.dataset_protocols import DatasetAbstract
 from guideloom._base.errors import ArgumentError
-from guideloom._base.protocols import (
-    DocumentStorageAbstract,
-    StreamStorageAbstract,
-)
+from guideloom._base.protocols import DocumentStorageAbstract, StreamStorageAbstract
 from guideloom._dataset.documents import DocumentDataset
 from guideloom._dataset.windows import StreamDataset
 from guideloom._loader import bridge

@@ -9,9 +9,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from guideloom._base.dataset_protocols import (
-    DatasetSyncReaderAbstract,
-)
+from guideloom._base.dataset_protocols import DatasetSyncReaderAbstract
 from guideloom._base.errors import InUseError, NotOpenError
 from guideloom._base.forks import FORKS
 from guideloom._base.interrupts import interrupts_later

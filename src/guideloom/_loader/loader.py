@@ -8,15 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 from typing import Any, Literal, Self
 
-from guideloom._base.dataset_protocols import (
-    DatasetAbstract,
-    StatefulDataLoaderStateDict,
-)
+from guideloom._base.dataset_protocols import DatasetAbstract, StatefulDataLoaderStateDict
 from guideloom._base.errors import ArgumentError, InUseError, NotOpenError
 from guideloom._base.forks import FORKS
-from guideloom._base.protocols import (
-    SyncContextManager,
-)
+from guideloom._base.protocols import SyncContextManager
 from guideloom._dataset.opened import not_picklable
 from guideloom._dataset.source import source_of
 from guideloom._loader import bridge

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from guideloom._base.checks import as_int
-from guideloom._base.dataset_protocols import (
-    StatefulDataLoaderStateDict,
-)
+from guideloom._base.dataset_protocols import StatefulDataLoaderStateDict
 from guideloom._base.errors import ArgumentError, StateMismatchError, StateSchemaError
 
 VERSION = 1

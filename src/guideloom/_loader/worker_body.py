@@ -19,9 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from guideloom._base.dataset_protocols import (
-    DatasetAbstract,
-)
+from guideloom._base.dataset_protocols import DatasetAbstract
 from guideloom._base.errors import ArgumentError
 from guideloom._dataset.source import BatchSource, source_of
 from guideloom._loader.work import CollateFn, collated

@@ -14,12 +14,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias
 
-from guideloom._base.protocols import (
-    IOAsyncReaderAbstract,
-    IOReaderAbstract,
-    IOSyncReaderAbstract,
-    StorageBufferTypes,
-)
+from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract, StorageBufferTypes
 
 Operation: TypeAlias = Literal["open", "filesize", "read"]
 

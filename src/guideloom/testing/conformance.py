@@ -15,12 +15,7 @@ from types import TracebackType
 
 import numpy as np
 
-from guideloom._base.protocols import (
-    IOAsyncReaderAbstract,
-    IOReaderAbstract,
-    IOSyncReaderAbstract,
-    StorageBufferTypes,
-)
+from guideloom._base.protocols import IOAsyncReaderAbstract, IOReaderAbstract, IOSyncReaderAbstract, StorageBufferTypes
 
 SMALL = bytes(range(7, 7 + 19))
 

@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from guideloom._base.protocols import (
-    IOReaderAbstract,
-    StorageBufferTypes,
-    StreamStorageFormat,
-    WriteMode,
-)
+from guideloom._base.protocols import IOReaderAbstract, StorageBufferTypes, StreamStorageFormat, WriteMode
 
 if TYPE_CHECKING:
     from guideloom._dataset.storages import DocumentStorage, StreamStorage, StreamWithMetaStorage
