@@ -49,8 +49,9 @@ def _no_process_left_behind() -> Iterator[None]:
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with other work, too, healthy workers are given the time that they need."""
-    for module in (feeds, processes, workers):
+    for module in (processes, workers):
         monkeypatch.setattr(module, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(feeds, "GONE_S", 20.0)
 
 
 def with_pid(samples: list[Any]) -> tuple[int, list[Any]]:
@@ -196,6 +197,31 @@ def test_a_worker_that_hangs_is_ended_by_close(tmp_path: Path) -> None:
         iterator.close()
         assert hung not in children()
         assert epoch(loader)[1] == [[n] for n in range(2, 40)]
+
+
+def test_no_worker_is_started_beside_one_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "GONE_S", 20.0)  # on a machine with other work, too, the feed gets to end it
+    told, tells = multiprocessing.Pipe(duplex=False)
+
+    def hangs_once(samples: list[int]) -> tuple[int, list[int]]:
+        if samples == [2] and not (tmp_path / "hung").exists():
+            (tmp_path / "hung").touch()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            tells.send(os.getpid())
+            signal.pause()
+        return with_pid(samples)
+
+    with marked(40, collate_fn=hangs_once) as loader, told, tells:
+        assert next(iter(loader))[1] == [0]
+        hung = told.recv()
+        with iter(loader) as iterator:
+            assert len(children()) == 2 and hung not in children()
+            assert next(iterator)[1] == [1]
+
+
+def test_the_end_of_a_feed_is_awaited_for_as_long_as_it_may_take() -> None:
+    # Until workers have finished what they began, then until they obey SIGTERM, then until SIGKILL has ended them.
+    assert feeds.GONE_S >= processes.PATIENCE_S + 2 * workers._LAST_PATIENCE_S
 
 
 def test_no_more_workers_are_kept_than_are_asked_for_and_none_once_closed() -> None:

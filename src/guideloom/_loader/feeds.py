@@ -18,7 +18,7 @@ from guideloom._loader.processes import ProcessFeed
 from guideloom._loader.sharing import Sharing
 from guideloom._loader.work import ArrayWork, CopyingWork, Feed, SampleWork, Schedule, SerialFeed, Work
 from guideloom._loader.worker_body import Job
-from guideloom._loader.workers import PATIENCE_S
+from guideloom._loader.workers import GONE_S
 
 
 def make_feed(
@@ -31,8 +31,9 @@ def make_feed(
     enter_thread = _nothing if pinner is None else pinner.enter_thread
     if given.num_workers and given.parallel_method == "process":
         received = _received(given.collate_fn, pinner, copy_ahead)
-        # An iterator that was dropped a moment ago is about to give its workers back.
-        opened.feeds.join(monotonic() + PATIENCE_S)
+        # An iterator that was dropped a moment ago is about to give its workers back, or to end those that hang: others
+        # that were started before would be beside them, with all the memory that they take.
+        opened.feeds.join(monotonic() + GONE_S)
         return ProcessFeed(
             opened.workers,
             Job(given.dataset, opened.source.snapshot, given.collate_fn),

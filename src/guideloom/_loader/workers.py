@@ -24,6 +24,8 @@ from guideloom._plan.order import Order
 PATIENCE_S = 0.3
 """How long a worker may take to finish what it has begun, or to end, before it is terminated."""
 _LAST_PATIENCE_S = 0.2
+GONE_S = PATIENCE_S + 2 * _LAST_PATIENCE_S
+"""After so long the workers of a feed that was told to end are idle, or gone: terminated and, if need be, killed."""
 
 # What batch systems send, and users handle.
 _SIGNALS = [
