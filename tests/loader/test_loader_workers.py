@@ -347,35 +347,46 @@ def test_workers_keep_the_snapshot_of_their_loader(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_patient")
-def test_a_close_that_is_interrupted_does_not_take_its_feed_for_ended() -> None:
+def test_a_close_that_is_interrupted_does_not_take_its_feed_for_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """``threading`` does that with a thread that was waited for."""
     told, tells = multiprocessing.Pipe(duplex=False)
 
     def waits(samples: list[int]) -> Any:
         if samples == [2]:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
             tells.send(os.getpid())
-            signal.sigwait({signal.SIGUSR1})
+            signal.sigwait({signal.SIGUSR2})
         return samples
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGALRM, interrupt)
+    def interrupt_the_wait() -> None:
+        main, at = threading.main_thread().ident or 0, None
+        while at is None:
+            at = sys._current_frames()[main]
+            while at is not None and at.f_code is not processes.ProcessFeed.join.__code__:
+                at = at.f_back
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    monkeypatch.setattr("guideloom._loader.iterator.CLOSE_TIMEOUT_S", 20.0)
+    before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with marked(20, collate_fn=waits) as loader, told, tells:
             iterator = iter(loader)
             assert list(islice(iterator, 2)) == [[0], [1]]
             waiting = told.recv()
+            interrupter = threading.Thread(target=interrupt_the_wait)
             with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                interrupter.start()
                 iterator.close()
+            interrupter.join()
             assert not iterator._feed.join(0)
-            os.kill(waiting, signal.SIGUSR1)
+            os.kill(waiting, signal.SIGUSR2)
             assert iterator._feed.join(20)
             assert waiting in children() and len(children()) == 2
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGUSR1, before)
 
 
 ENDS = {
