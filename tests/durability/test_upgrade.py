@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -104,6 +106,45 @@ def test_stopped_at_each_step_it_goes_on(
         )
         shutil.rmtree(new)
     assert resumed == set(range(len(oracle(PUBLISHED / name, kind, dtype)) + 1))
+
+
+@EACH
+def test_each_step_fails(name: str, kind: Kind, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is that of the disk, and what was upgraded before it counts."""
+    expected = oracle(PUBLISHED / name, kind, dtype)
+    failed = set()
+    for fail_at in range(1000):
+        new = tmp_path / f"new-{fail_at}"
+        num_steps = 0
+        failing = None
+
+        def fail(step: str, path: str, fail_at: int = fail_at) -> None:
+            nonlocal num_steps, failing
+            num_steps += 1
+            if num_steps == fail_at + 1:
+                failing = step
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+        error = None
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "before", fail)
+            try:
+                upgrade(PUBLISHED / name, new, dtype=dtype)
+            except OSError as caught:
+                error = caught
+        if failing is None:
+            break
+        if error is None:
+            # Temporary files that stay are leftovers.
+            assert failing == "unlink"
+        else:
+            assert error.errno == errno.ENOSPC
+            assert list(new.glob(".tmp-*")) == []
+            failed.add(failing)
+        upgrade(PUBLISHED / name, new, dtype=dtype)
+        assert content(new, kind, dtype) == expected
+        shutil.rmtree(new)
+    assert failed >= {"mkdir", "create", "write", "sync", "link", "rename", "sync_folder"}
 
 
 def published(folder: Path, numbers: list[int], elements: list[int], payloads: list[bytes]) -> None:

@@ -47,8 +47,9 @@ def test_a_backend_asks_for_the_rest(backend: Any, offset: int, size: int, path:
         assert reader.read(offset, size) == CONTENT[offset : offset + size]
         with pytest.raises(
             OutOfRangeError, match=f"expected {size + len(CONTENT)} bytes, found {len(CONTENT) - offset}"
-        ):
+        ) as caught:
             reader.read(offset, size + len(CONTENT))
+        assert (caught.value.path, caught.value.offset) == (str(path), offset)
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, len(CONTENT)), (5, 3 * AT_MOST), (300, 2000), (4, 0), (9999, 5)])

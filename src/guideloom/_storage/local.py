@@ -224,9 +224,9 @@ def data_sets_in(folder: str | os.PathLike[str]) -> list[str]:
     found = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in itertools.islice(entries, _MOST_LOOKED_AT):
-            # One that may not be looked into is none that could be named.
+            # A file, or a folder that may not be looked into, is none that could be named.
             with contextlib.suppress(OSError):
-                if entry.is_dir() and _is_data_set(entry.path):
+                if _is_data_set(entry.path):
                     found.append(entry.path)
     return sorted(found)
 

@@ -313,7 +313,8 @@ def _write(source: _Source, new: Path, token: str, committer: Committer, meter: 
         part.count = int(catalog.count[source.shard])
         records, failures = committer.commit([part])
     except BaseException:
-        part.discard()
+        # Its files stay if the error struck when its record was there already.
+        committer.discard([part])
         raise
     finally:
         descriptors.close()
