@@ -410,6 +410,8 @@ def test_signals_stay_blocked_while_the_first_process_of_another_method_is_start
         from guideloom._loader.workers import interrupts_blocked
 
         multiprocessing.set_start_method("spawn")
+        for number in (signal.SIGHUP, signal.SIGQUIT):  # a shell's background may ignore them
+            signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, lambda *_: None)
         with interrupts_blocked():
             resource_tracker.getfd()  # as each start does
