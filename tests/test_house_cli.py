@@ -196,7 +196,8 @@ def test_a_published_stream_needs_its_dtype(run: Run, refused: Run, tmp_path: Pa
     facts = json.loads(run("info", tmp_path, "--json"))
     assert (facts["layout"], facts["count"], facts["bytes"]) == ("published-1", None, 12)
     assert facts["identity"].startswith("p1:")
-    assert "--dtype" in run("info", tmp_path)
+    text = run("info", tmp_path)
+    assert "--dtype" in text and text.splitlines()[-1].split() == ["0", "1", "unknown", "12"]
     assert json.loads(run("info", tmp_path, "--json", "--dtype", "<u2"))["count"] == 6
     assert json.loads(run("info", tmp_path, "--json", "--dtype", "[('a', '<u2'), ('b', '<u2')]"))["count"] == 3
     assert json.loads(run("show", tmp_path, 4, "--json", "--dtype", "<u2"))["elements"] == {"element": [4, 5]}

@@ -177,6 +177,7 @@ def test_a_folder_whose_names_alone_may_be_read(place: Path) -> None:
     (data,) = folder.glob("*.bin")
     with mode_of(folder, 0o400):
         refused(as_user(lambda: LocalFolder(folder).listing()), data)
+        refused(as_user(lambda: LocalFolder(folder).file_size(data.name)), data)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -174,12 +174,17 @@ def test_empty_shards(tmp_path: Path) -> None:
     assert verify(tmp_path / "new").findings == ()
 
 
-@pytest.mark.parametrize("numbers", [[0, 1, 0], [0, 1, 2], [-1, 0, 1]])
-def test_numbers_that_are_wrong(numbers: list[int], tmp_path: Path) -> None:
-    published(tmp_path / "old", numbers, [1, 2, 3], [b"a", b"b"])
+@pytest.mark.parametrize("chunk", [16, 4 << 20])
+@pytest.mark.parametrize(("numbers", "wrong"), [([0, 1, 1, 0], 3), ([0, 1, 1, 2], 3), ([-1, 0, 0, 1], 0)])
+def test_numbers_that_are_wrong(
+    numbers: list[int], wrong: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_BYTES", chunk)
+    published(tmp_path / "old", numbers, [1, 2, 3, 4], [b"a", b"b"])
     with pytest.raises(CorruptDataError, match="span numbers") as caught:
         upgrade(tmp_path / "old", tmp_path / "new", dtype=np.dtype("<i4"))
     assert caught.value.path == str(tmp_path / "old" / "0000000.in_band.bin")
+    assert caught.value.offset == 8 * wrong
     assert not list((tmp_path / "new").iterdir())
 
 
@@ -194,19 +199,23 @@ def test_an_index_that_does_not_begin_with_0(name: str, tmp_path: Path) -> None:
     assert (caught.value.path, caught.value.shard, caught.value.offset) == (str(index), 1, 0)
 
 
+@pytest.mark.parametrize(("chunk", "entry"), [(4 << 20, 1), (16, 2)])
 @pytest.mark.parametrize("name", ["documents", "stream_with_meta"])
-def test_an_index_that_falls(name: str, tmp_path: Path) -> None:
+def test_an_index_that_falls(
+    name: str, chunk: int, entry: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_BYTES", chunk)
     shutil.copytree(PUBLISHED / name, tmp_path / "old")
     index = tmp_path / "old" / "0000001.out_of_band.index"
     offsets = np.fromfile(index, "<i8")
-    offsets[1] = 1 << 40
+    offsets[entry] = 1 << 40
     offsets.tofile(index)
     dtype = None if name == "documents" else np.dtype("<i4")
     with pytest.raises(CorruptDataError, match="offset") as caught:
         upgrade(tmp_path / "old", tmp_path / "new", dtype=dtype)
     assert caught.value.path == str(index) and caught.value.shard == 1
     # Documents: the one behind is smaller. Payloads: it is beyond the end of their file.
-    assert caught.value.offset == (16 if name == "documents" else 8)
+    assert caught.value.offset == 8 * (entry + 1 if name == "documents" else entry)
     # What was whole is there, and the copy goes on when the old one is restored.
     shutil.copy(PUBLISHED / name / index.name, index)
     assert upgrade(tmp_path / "old", tmp_path / "new", dtype=dtype).num_resumed == 1
