@@ -69,8 +69,25 @@ def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
     measure(subject_of(folder), backends(), [Setting("pread", 0, 0), Setting("mmap", 0, 0)], seconds=0.1)
 
 
+class Ticks:
+    """A clock that goes on by so much whenever it is asked: what can be measured does not depend on the machine."""
+
+    def __init__(self, tick_s: float = 1.0) -> None:
+        self.now = 0.0
+        self.tick_s = tick_s
+
+    def __call__(self) -> float:
+        self.now += self.tick_s
+        return self.now
+
+
 @pytest.fixture
-def bench(capsys: pytest.CaptureFixture[str]) -> Bench:
+def _ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(measure.__kwdefaults__, "clock", Ticks(0.0005))
+
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str], _ticks: None) -> Bench:
     def bench(*arguments: object) -> dict[str, Any]:
         status = cli.main(["bench", "--json", *map(str, (*FEW, *arguments))])
         captured = capsys.readouterr()
@@ -180,6 +197,7 @@ def test_spans(bench: Bench, tmp_path: Path, collate: str) -> None:
     assert bench(tmp_path / "m", "--sequence-length", "16", "--collate", collate)["kind"] == "stream_with_meta"
 
 
+@pytest.mark.usefixtures("_ticks")
 def test_text_has_a_table_bars_and_a_recommendation(capsys: pytest.CaptureFixture[str], stream: Path) -> None:
     assert cli.main(["bench", *FEW, str(stream), "--sequence-length", "64", "--cold", "--seconds", "3"]) == 0
     text = capsys.readouterr().out
@@ -266,17 +284,6 @@ def test_empty_data_is_nothing_to_measure() -> None:
 # --- measuring --------------------------------------------------------------------------------------
 
 
-class Ticks:
-    """A clock that goes on by one second whenever it is asked."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
 def subject_of(directory: Path) -> Subject:
     import torch
 
@@ -297,32 +304,41 @@ def test_time_is_bounded_whatever_the_settings(stream: Path, seconds: float) -> 
 
 def test_a_step_that_is_longer_than_all_the_time_is_not_begun(stream: Path) -> None:
     settings = [Setting("pread", 0, 0), Setting("mmap", 0, 2)]
-    measured = measure(subject_of(stream), backends(), settings, seconds=0.2, step_s=5.0)
+    measured = measure(subject_of(stream), backends(), settings, seconds=200, step_s=5000.0, clock=Ticks())
     assert [row.wait_s for row in measured.rows] == [None, None]
     assert all(row.batch_s is not None for row in measured.rows)
     assert not measured.complete
-    advice = recommend(measured.rows, 5.0)
+    advice = recommend(measured.rows, 5000.0)
     assert advice is not None
     assert advice.hidden is None
 
 
 def test_of_one_batch_the_wait_is_for_that_one(stream: Path) -> None:
     subject = dataclasses.replace(subject_of(stream), sequence_length=1000)
-    (row,) = measure(subject, backends(), [Setting("pread", 0, 0)], seconds=1, step_s=1e-4).rows
+    (row,) = measure(subject, backends(), [Setting("pread", 0, 0)], seconds=200, step_s=1e-4, clock=Ticks()).rows
     assert row.wait_s is not None
 
 
 def test_progress_is_told_once_a_measurement(stream: Path) -> None:
     said: list[str] = []
     settings = [Setting("mmap", 0, 0), Setting("pread", 0, 1)]
-    measure(subject_of(stream), backends(), settings, seconds=1, cold=True, step_s=1e-4, progress=said.append)
+    measure(
+        subject_of(stream),
+        backends(),
+        settings,
+        seconds=200,
+        cold=True,
+        step_s=1e-4,
+        progress=said.append,
+        clock=Ticks(),
+    )
     assert len(said) == num_measurements(2, cold=True, step=True) == 1 + 2 * (ROUNDS + 2)
 
 
 def test_a_backend_that_waits_is_measured_through_its_documented_methods(stream: Path) -> None:
     reads: list[int] = []
     waiting = LatencyBackend(gate=lambda path, offset, size: reads.append(size))
-    measured = measure(subject_of(stream), {"slow": waiting}, [Setting("slow", 0, 0)], seconds=0.5)
+    measured = measure(subject_of(stream), {"slow": waiting}, [Setting("slow", 0, 0)], seconds=200, clock=Ticks())
     assert measured.rows[0].batch_s is not None
     # Each batch of 4 windows reads 4 windows of 128 bytes, or 5 runs where one crosses into the second shard.
     assert reads.count(64 * 2) >= 4 * measured.batches
