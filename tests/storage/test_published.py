@@ -155,3 +155,22 @@ def test_identity_of_a_large_data_set_reads_pieces(tmp_path: Path) -> None:
         file.seek(size - 1)
         file.write(b"x")
     assert drive(identify_published(catalog), local.answer) != original
+
+
+@pytest.mark.parametrize(("more", "is_whole"), [(0, True), (4, False)])
+def test_every_byte_counts_up_to_64_mib(more: int, is_whole: bool, tmp_path: Path) -> None:
+    """In all files together: states that were saved with an identity name it for ever."""
+    sizes = (32 << 20, (32 << 20) + more)
+    for shard, size in enumerate(sizes):
+        with (tmp_path / f"{shard:07d}.in_band.bin").open("wb") as file:
+            file.truncate(size)
+    num_read = 0
+
+    def answer(request: Any) -> Any:
+        nonlocal num_read
+        num_read += request.size_bytes
+        return memoryview(zeros)[: request.size_bytes]
+
+    zeros = bytes(64 << 20)
+    drive(identify_published(opened("stream", tmp_path, "<i4")), answer)
+    assert num_read == (sum(sizes) if is_whole else 2 * 16 * SAMPLE_BYTES)
