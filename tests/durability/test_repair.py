@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from guideloom import cli
+from guideloom._storage import disk
 from guideloom._storage.repair import apply, plan_repair, rebuild_manifest
 from guideloom._storage.verify import verify
 from guideloom.errors import (
@@ -231,8 +235,6 @@ def test_refusals(tmp_path: Path) -> None:
 def test_stopped_at_any_step_it_can_be_repaired_again(
     stop_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from guideloom._storage import disk
-
     write("document", tmp_path, {0: [1], 1: [2], 2: [3]})
     write("document", tmp_path, {1: [5]}, "append")
     write("document", tmp_path, {1: [6]}, "append")
@@ -255,10 +257,53 @@ def test_stopped_at_any_step_it_can_be_repaired_again(
     assert verify(tmp_path).is_sound
 
 
+@PER_KIND
+def test_each_step_fails(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the disk is told as it is, and whatever it left undone, a further repair does."""
+    broken = tmp_path / "broken"
+    write(kind, broken, {0: [1], 1: [2], 2: [3], 3: [4]})
+    write(kind, broken, {3: [5]}, "append")
+    flip(broken, "0000001-0000.*.bin")
+    flip(broken, "0000003-0001.*.bin")
+    failed = set()
+    for fail_at in range(1000):
+        folder = tmp_path / f"at-{fail_at}"
+        shutil.copytree(broken, folder)
+        actions = plan_repair(folder, create_empty=True)
+        num_steps = 0
+        failing = None
+
+        def fail(step: str, path: str, fail_at: int = fail_at) -> None:
+            nonlocal num_steps, failing
+            num_steps += 1
+            if num_steps == fail_at + 1:
+                failing = step
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+        error = None
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "before", fail)
+            try:
+                apply(actions)
+            except OSError as caught:
+                error = caught
+        if failing is None:
+            break
+        if error is None:
+            # Temporary files that stay are leftovers.
+            assert failing == "unlink"
+        else:
+            assert error.errno == errno.EIO
+            failed.add(failing)
+        apply(plan_repair(folder, create_empty=True))
+        assert found(kind, folder) == [written(kind, [1]), [], written(kind, [3]), written(kind, [4])]
+        assert verify(folder).is_sound
+        shutil.rmtree(folder)
+    assert failed >= {"mkdir", "unlink", "rename", "create", "sync", "link", "sync_folder"}
+
+
 def test_the_manifest_is_gone_for_good_before_any_record_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power failure a reader must not find the manifest without a record that it names."""
-    from guideloom._storage import disk
-
     write("stream", tmp_path, {0: [1]})
     write("stream", tmp_path, {0: [2]}, "append")
     flip(tmp_path, "0000000-0001.*.bin")
