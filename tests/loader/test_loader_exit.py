@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import zlib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -275,25 +276,58 @@ def test_a_thread_that_computes_is_told_from_one_that_waits() -> None:
         thread.join()
 
 
+def test_a_thread_that_runs_without_the_interpreter_lock_is_told_from_one_that_waits() -> None:
+    end, data = threading.Event(), bytes(1 << 24)
+
+    def compute() -> None:
+        while not end.is_set():
+            zlib.crc32(data)
+
+    computing, waiting = threading.Thread(target=compute), threading.Thread(target=end.wait)
+    for thread in (computing, waiting):
+        thread.start()
+    while not exits._wants_to_run(computing) or exits._wants_to_run(waiting):
+        pass
+    end.set()
+    for thread in (computing, waiting):
+        thread.join()
+
+
 def test_a_thread_that_is_not_there_does_not_compute() -> None:
     assert exits._used_ticks(threading.Thread()) == 0
+    assert not exits._wants_to_run(threading.Thread())
 
 
 @pytest.mark.parametrize(
-    ("ends_s", "computes", "until_s"),
-    [(3.0, True, 3.0), (100.0, False, 0.25), (100.0, True, 60.0)],
-    ids=["computes", "hangs", "computes for ever"],
+    ("ends_s", "does", "compiles_s", "until_s", "told"),
+    [
+        (3.0, "computes", (), 3.0, True),
+        (100.0, "hangs", (), 0.25, False),
+        (100.0, "computes", (), 60.0, True),
+        (3.0, "gets no processor", (), 3.0, True),
+        # Nobody is told of kernels that are compiled: until shortly before the thread ends, or from some moment on.
+        (0.3, "computes", (0.0, 0.2), 0.3, False),
+        (0.3, "computes", (0.2, 0.3), 0.3, False),
+        # The system may have a thread for a moment longer than Python.
+        (0.1, "computes, and lingers", (), 0.1, False),
+    ],
 )
 def test_who_is_waited_for_beside_a_thread_that_ends_at_once(
-    ends_s: float, computes: bool, until_s: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ends_s: float,
+    does: str,
+    compiles_s: tuple[float, ...],
+    until_s: float,
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = [0.0]
 
     class Thread:
-        """Ends at a time, and computes until then, or waits."""
+        """Ends at a time, and does something until then."""
 
-        def __init__(self, ends_s: float, computes: bool) -> None:
-            self.name, self.ends_s, self.computes = "a thread", ends_s, computes
+        def __init__(self, ends_s: float, does: str, compiles_s: tuple[float, ...]) -> None:
+            self.name, self.ends_s, self.does, self.compiles_s = "a thread", ends_s, does, compiles_s
 
         def is_alive(self) -> bool:
             return now[0] < self.ends_s
@@ -302,12 +336,20 @@ def test_who_is_waited_for_beside_a_thread_that_ends_at_once(
             now[0] = max(now[0], min(now[0] + timeout_s, self.ends_s))
 
         def used_ticks(self) -> int:
-            return int(100 * now[0]) if self.computes and self.is_alive() else 0
+            there = self.is_alive() or self.does.endswith("lingers")
+            return int(100 * now[0]) if self.does.startswith("computes") and there else 0
+
+        def wants_to_run(self) -> bool:
+            return self.does == "gets no processor" and self.is_alive()
+
+        def compiles(self) -> bool:
+            return bool(self.compiles_s) and self.compiles_s[0] <= now[0] < self.compiles_s[1]
 
     monkeypatch.setattr(exits, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(exits, "_compiles", lambda thread: False)
+    monkeypatch.setattr(exits, "_compiles", Thread.compiles)
     monkeypatch.setattr(exits, "_used_ticks", Thread.used_ticks)
-    threads: list[Any] = [Thread(0.001, True), Thread(ends_s, computes)]
+    monkeypatch.setattr(exits, "_wants_to_run", Thread.wants_to_run)
+    threads: list[Any] = [Thread(0.001, "computes", ()), Thread(ends_s, does, compiles_s)]
     exits._await_work(threads)
     assert now[0] == pytest.approx(until_s)
-    assert len(caplog.records) == computes
+    assert len(caplog.records) == told

@@ -52,16 +52,25 @@ def _await_work(threads: list[threading.Thread]) -> None:
     """
     deadline = perf_counter() + _TIMEOUT_OF_WORK_S
     used = [_used_ticks(thread) for thread in threads]
+    compiling = any(_compiles(thread) for thread in threads)
     told = False
     while (alive := [thread for thread in threads if thread.is_alive()]) and perf_counter() < deadline:
         until = perf_counter() + _LOOK_S
         for thread in alive:  # one that ends at once must not make the look too short for the others
             thread.join(max(0.0, until - perf_counter()))
         before, used = used, [_used_ticks(thread) for thread in threads]
-        working = [thread for thread, a, b in zip(threads, before, used, strict=True) if b > a]
+        working = [
+            thread
+            for thread, a, b in zip(threads, before, used, strict=True)
+            # The system may have one for a moment longer than Python. And on a machine with much other work, one that
+            # computes may have got less than a tick, or nothing.
+            if thread.is_alive() and (b > a or _wants_to_run(thread))
+        ]
         if not working:
             return
-        if not told and not any(_compiles(thread) for thread in working):
+        # One that compiled when the look began may be on its way out.
+        compiled, compiling = compiling, any(_compiles(thread) for thread in working)
+        if not (told or compiled or compiling):
             told = True
             LOGGER.warning(
                 "%s still works at exit, in collate_fn or unpack: waiting for it, for %.0f s at most",
@@ -72,11 +81,21 @@ def _await_work(threads: list[threading.Thread]) -> None:
 
 def _used_ticks(thread: threading.Thread) -> int:
     """Return the processor time that a thread used, in ticks of the system (10 ms); 0 where it does not say."""
+    user, system = _stat(thread)[11:13] or (0, 0)
+    return int(user) + int(system)
+
+
+def _wants_to_run(thread: threading.Thread) -> bool:
+    """Whether a thread runs, or waits for nothing but a processor; False where the system does not say."""
+    return _stat(thread)[:1] == ["R"]
+
+
+def _stat(thread: threading.Thread) -> list[str]:
+    """Return what the system says of a thread, from its state on; nothing where it does not."""
     with suppress(OSError):
         stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(encoding="utf-8")
-        user, system = stat.rpartition(")")[2].split()[11:13]
-        return int(user) + int(system)
-    return 0
+        return stat.rpartition(")")[2].split()
+    return []
 
 
 def _compiles(thread: threading.Thread) -> bool:
