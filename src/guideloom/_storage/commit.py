@@ -77,7 +77,7 @@ class Committer:
         records : list of CommitRecord
             Of the parts that are committed.
         failures : list of (shard, exception)
-            Of the others, whose files are gone.
+            Of the others. Those of their files that have their final names stay, as leftovers.
         """
         failures: list[Failure] = []
         committed: list[CommitRecord] = []
@@ -150,9 +150,8 @@ class Committer:
                 withdraw_manifest(self._folder)
                 disk.sync_folder(self._folder)
             except OSError as error:
-                for part in ready:
-                    failures.append((part.shard, error))
-                    self._discard(part)
+                # Their files have their names, and are leftovers.
+                failures.extend((part.shard, error) for part in ready)
                 ready = []
         each(publish, ready)
         if committed:
