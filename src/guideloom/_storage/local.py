@@ -55,6 +55,19 @@ def _is_read(name: str) -> bool:
 _MOST_LOOKED_AT = 1000
 
 
+@contextlib.contextmanager
+def _scanned(folder: str | int) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """As ``os.scandir`` with ``with``; an interrupt between the two leaves nothing open."""
+    scans: list[Any] = []
+    try:
+        # Within C from the call to the list.
+        scans.extend(map(os.scandir, (folder,)))
+        yield scans[0]
+    finally:
+        for scan in scans:
+            scan.close()
+
+
 class LocalFolder:
     """Answers requests from a folder of the local file system.
 
@@ -145,12 +158,12 @@ class LocalFolder:
     def _scan(self) -> Iterator[Iterator[os.DirEntry[str]]]:
         """Entries of the folder, whose sizes are asked for relative to it where the platform can: by shorter paths."""
         if os.scandir not in os.supports_fd:
-            with os.scandir(self._prefix) as entries:
+            with _scanned(self._prefix) as entries:
                 yield entries
             return
         descriptor = open_descriptor(self._prefix, _FOLDER_FLAGS)
         try:
-            with os.scandir(descriptor) as entries:
+            with _scanned(descriptor) as entries:
                 yield entries
         finally:
             os.close(descriptor)
