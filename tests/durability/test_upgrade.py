@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,20 @@ def test_payloads_that_no_element_uses_are_left_out(tmp_path: Path) -> None:
     expected = [[(1, b"a"), (2, b"a"), (3, b"cc"), (4, b""), (5, b"f")]]
     assert content(tmp_path / "new", "stream_with_meta", "<i4") == expected
     assert verify(tmp_path / "new").findings == ()
+
+
+def test_memory_does_not_grow_with_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_spans = 300_000
+    published(tmp_path / "old", list(range(num_spans)), [7] * num_spans, [b"x"] * num_spans)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 1 << 14)
+    tracemalloc.start()
+    try:
+        upgrade(tmp_path / "old", tmp_path / "new", dtype=np.dtype("<i4"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # The table has 4.8 MB.
+    assert peak < 2_000_000, peak
 
 
 def test_empty_shards(tmp_path: Path) -> None:

@@ -386,7 +386,8 @@ class _Target:
         self._done[role] += expected.size
         if role == "spans":
             rows = np.frombuffer(data, "<i8").reshape(-1, 2)
-            self._sample.append(rows[-(begin // 16) % self._record.stride :: self._record.stride, 0])
+            # Copied: a view would keep all rows.
+            self._sample.append(rows[-(begin // 16) % self._record.stride :: self._record.stride, 0].copy())
 
     def finish(self) -> None:
         record = self._record
