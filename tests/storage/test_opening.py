@@ -120,8 +120,9 @@ def test_formats(tmp_path: Path) -> None:
             == "DocumentPickleFormat"
         )
         assert opened("document", tmp_path / "Mine", format_name=name).format_name == "Mine"
-    with pytest.raises(WrongKindError, match=r"asked for DocumentJsonFormat.*use DocumentPickleFormat"):
+    with pytest.raises(WrongKindError, match=r"asked for DocumentJsonFormat.*use DocumentPickleFormat") as caught:
         opened("document", tmp_path / "DocumentPickleFormat", format_name="DocumentJsonFormat")
+    assert caught.value.path == str(tmp_path / "DocumentPickleFormat")
     opened("document", tmp_path / "Mine", format_name="DocumentJsonFormat")
 
 

@@ -296,6 +296,24 @@ class _ClosesOnlyOnce(_AsyncReader):
         await super().close()
 
 
+class _KeepsItsLoop(_AsyncReader):
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def open(self) -> None:
+        self.loop = self.loop or asyncio.get_running_loop()
+        assert self.loop is asyncio.get_running_loop()
+        await super().open()
+
+
+class _OpensOnceInALoop(_AsyncReader):
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def open(self) -> None:
+        assert self.loop is not asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
+        await super().open()
+
+
 class _AsyncBackend(MinimalBackend):
     def __init__(self, reader: type[_AsyncReader]) -> None:
         self.reader = reader
@@ -348,6 +366,8 @@ FAULTY: dict[str, tuple[Callable[[], IOReaderAbstract], str]] = {
     "async": (_BrokenAsync, "test_async_reads_the_same"),
     "async keeps its lock": (lambda: _AsyncBackend(_KeepsItsLock), "test_async_reads_that_are_cancelled"),
     "async close once": (lambda: _AsyncBackend(_ClosesOnlyOnce), "test_async_reader_can_be_opened_again"),
+    "async one loop": (lambda: _AsyncBackend(_KeepsItsLoop), "test_async_reader_can_be_opened_again"),
+    "async once a loop": (lambda: _AsyncBackend(_OpensOnceInALoop), "test_async_reader_can_be_opened_again"),
     "async empty map": (lambda: _AsyncBackend(_MapsEmptyFiles), "test_async_reads_nothing"),
     "not static": (_NotStatic, "test_is_supported"),
     "not supported": (_NotSupported, "test_is_supported"),
