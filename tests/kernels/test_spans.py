@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ def table_of(lengths: list[int], sizes: list[int]) -> np.ndarray:
 
 
 spans = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 5)), min_size=1, max_size=20)
+foreign_samples = st.lists(st.integers(0, 100), max_size=4).map(sorted)  # those of the segments beside
 
 
 @given(spans=spans, stride=st.integers(1, 5), data=st.data())
@@ -29,11 +31,16 @@ def test_spans_of_a_run(spans: list[tuple[int, int]], stride: int, data: st.Data
     one = np.ones(1, np.int64)
     sample = np.ascontiguousarray(rows[:-1:stride, 0])
     block_row, block_size = np.zeros((2, 1), np.int64)
+    before, after = data.draw(foreign_samples), data.draw(foreign_samples)
+    bounds = np.cumsum([0, len(before), sample.size, len(after)])
     missing = find_blocks(
-        one * 0, one * begin, one * (end - begin), np.array([0, sample.size]), sample, one, one * stride,
-        one * len(spans), block_row, block_size,
+        one, one * begin, one * (end - begin), bounds, np.array([*before, *sample, *after]),
+        np.array([0, 1, 0]), np.array([7, stride, 7]), np.array([9, len(spans), 9]), block_row, block_size,
     )  # fmt: skip
     assert missing == -1
+    first_sample, last_sample = (int((sample <= element).sum()) for element in (begin, end - 1))
+    assert block_row[0] == (first_sample - 1) * stride
+    assert block_row[0] + block_size[0] == min(last_sample * stride, len(spans)) + 1
     table = np.ascontiguousarray(rows[block_row[0] : block_row[0] + block_size[0]])
     assert len(table) == block_size[0]
     assert len(table) <= (owner[end - 1] // stride - owner[begin] // stride + 1) * stride + 1
@@ -61,6 +68,23 @@ def test_spans_of_a_run(spans: list[tuple[int, int]], stride: int, data: st.Data
     assert span_bounds.tolist() == [0, len(touched)]
     assert np.diff(offsets).tolist() == [sizes[s] for s in touched]
     assert (shards == 9).all()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 7])
+def test_blocks_of_every_run_of_a_segment(stride: int) -> None:
+    starts = table_of([1, 3, 2, 5, 1, 4], [0] * 6)[:, 0]
+    sample = starts[:-1:stride]
+    runs = np.array([(a, b - a) for a in range(starts[-1]) for b in range(a + 1, starts[-1] + 1)])
+    first, count = np.ascontiguousarray(runs.T)
+    row, size = np.zeros((2, len(runs)), np.int64)
+    bounds, samples = np.cumsum([0, 2, sample.size, 2]), np.array([0, 5, *sample, 0, 2])
+    ones = np.ones(3, np.int64)
+    missing = find_blocks(np.ones_like(first), first, count, bounds, samples, ones, ones * stride, ones * 6, row, size)
+    assert missing == -1
+    last_sample_at = [max(n for n, start in enumerate(sample) if start <= a) for a in first]
+    next_sample_after = [sum(start <= b for start in sample) for b in first + count - 1]
+    assert row.tolist() == [stride * n for n in last_sample_at]
+    assert (row + size - 1).tolist() == [min(stride * n, 6) for n in next_sample_after]
 
 
 @given(spans=spans, data=st.data())

@@ -44,10 +44,28 @@ def find_blocks(
         s = segment[r]
         if loaded[s] == 0:
             return r
-        sample = samples[sample_bounds[s] : sample_bounds[s + 1]]
-        lo = np.searchsorted(sample, first[r], side="right") - 1
-        hi = np.searchsorted(sample, first[r] + count[r] - 1, side="right")
-        lo = max(lo, 0)
+        a = first[r]
+        b = a + count[r] - 1
+        # By hand: with NumPy's function the kernel takes far longer to compile, and asks for a good part of numba's
+        # compiler when it is loaded from the cache.
+        lo = sample_bounds[s]
+        end = sample_bounds[s + 1]
+        while lo < end:  # the samples that are not after ``a``
+            middle = (lo + end) // 2
+            if samples[middle] <= a:
+                lo = middle + 1
+            else:
+                end = middle
+        hi = sample_bounds[s]
+        end = sample_bounds[s + 1]
+        while hi < end:  # those that are not after ``b``
+            middle = (hi + end) // 2
+            if samples[middle] <= b:
+                hi = middle + 1
+            else:
+                end = middle
+        lo = max(lo - sample_bounds[s] - 1, 0)
+        hi -= sample_bounds[s]
         block_row[r] = lo * stride[s]
         block_size[r] = min(hi * stride[s], rows[s]) - lo * stride[s] + 1
     return -1
