@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from collections import OrderedDict, UserDict, UserList, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -200,6 +201,12 @@ def test_devices() -> None:
         as_device([])  # type: ignore[arg-type]
 
 
+def sparse_rows() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that these are new
+        return torch.eye(3).to_sparse_csr()
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -212,6 +219,7 @@ def test_devices() -> None:
         torch.ones(2, requires_grad=True),
         torch.ones(2, dtype=torch.complex64).conj(),
         torch.eye(3).to_sparse(),
+        sparse_rows(),
         torch.nn.Parameter(torch.ones(2)),
     ],
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)} {type(tensor).__name__} {tensor.layout}",

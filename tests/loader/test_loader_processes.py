@@ -373,6 +373,23 @@ def test_workers_draw_different_random_numbers() -> None:
     assert torch.equal(before[1], after[1])
 
 
+def found_in_worker(samples: list[int]) -> tuple[bool, str, int]:
+    in_worker = multiprocessing.parent_process() is not None
+    return in_worker, type(np.random.get_bit_generator()).__name__, torch.get_num_threads()
+
+
+def test_a_worker_has_one_thread_of_torch_and_keeps_a_generator_of_the_users_own() -> None:
+    before = np.random.get_bit_generator(), torch.get_num_threads()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    torch.set_num_threads(2)
+    try:
+        with make_items(8, collate_fn=found_in_worker, **WAY) as loader:
+            assert set(loader) == {(True, "PCG64", 1)}
+    finally:
+        np.random.set_bit_generator(before[0])
+        torch.set_num_threads(before[1])
+
+
 def test_a_worker_draws_though_a_thread_of_its_parent_drew_while_it_was_forked() -> None:
     drawing, forked = threading.Event(), threading.Event()
 
