@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from guideloom import DocumentStorage, StreamStorage, StreamWithMetaStorage
+from guideloom._storage import commit
 from guideloom.errors import InUseError, NotOpenError
 from guideloom.types import StorageBufferTypes
 
@@ -169,3 +170,33 @@ def test_a_forked_child_is_refused_also_while_another_thread_appends(tmp_path: P
         holder.join()
         assert os.waitpid(child, 0)[1] == 0
     assert read_all(documents(tmp_path)) == [0]
+
+
+class LosesAThread:
+    """In place of a pool: its thread begins once the caller was interrupted, and the pool does not know of it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.begin: Callable[[], object] = list
+
+    def __enter__(self) -> LosesAThread:
+        return self
+
+    def map(self, step: Callable[[Any], object], parts: Sequence[Any]) -> None:
+        self.begin = lambda: step(parts[0])
+        raise KeyboardInterrupt
+
+    def __exit__(self, *_: object) -> None:
+        self.begin()
+
+
+def test_a_thread_that_begins_after_the_interrupt_makes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "ThreadPoolExecutor", LosesAThread)
+    writer = stream(tmp_path).sync_writer()
+    writer.open()
+    for shard in range(5):
+        writer.append(shard, shard)
+    with pytest.raises(KeyboardInterrupt):
+        writer.close()
+    assert list(tmp_path.iterdir()) == []
