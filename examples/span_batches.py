@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
             bounds, offsets = batch["span_bounds"].tolist(), batch["span_offsets"].tolist()
             payload = batch["span_payload"].numpy().tobytes()
             names = [payload[begin:end].decode() for begin, end in pairwise(offsets)]
-            for window, tokens in enumerate(batch["token"]):
+            for window, tokens in enumerate(batch["token"].long()):  # of uint16 torch can do little
                 mine = names[bounds[window] : bounds[window + 1]]
                 for span, name in enumerate(mine):
                     inside = batch["span_index"][window] == span  # bool [T]: a loss mask for one source, say

@@ -214,7 +214,7 @@ def sparse_rows() -> torch.Tensor:
         torch.arange(6).reshape(2, 3).t(),
         torch.tensor(1.5),
         torch.tensor(1.5, dtype=torch.bfloat16),
-        torch.ones((2, 2), dtype=torch.float8_e4m3fn),
+        torch.ones(2, 2).to(torch.float8_e4m3fn),
         torch.empty((0, 3)),
         torch.ones(2, requires_grad=True),
         torch.ones(2, dtype=torch.complex64).conj(),
@@ -243,6 +243,6 @@ def test_pinned_memory_is_the_hosts_whatever_device_is_the_default() -> None:
         if torch.cuda.is_available():
             assert Runtime().empty_pinned((2,), torch.uint8).is_pinned()
         else:
-            # One is said by torch's build for the CPU, the other by that for CUDA.
-            with pytest.raises(RuntimeError, match="pin_memory=True|NVIDIA driver"):
+            # Which is said depends on torch's release, and on whether it was built for CUDA.
+            with pytest.raises(RuntimeError, match="pin_memory|NVIDIA driver"):
                 Runtime().empty_pinned((2,), torch.uint8)

@@ -107,4 +107,4 @@ def test_to_keep_or_change_a_batch_changes_no_other(
     for left, right in zip(kept, copied, strict=True):
         assert left.keys() == right.keys()
         for name, tensor in left.items():
-            assert torch.equal(tensor, right[name]), name
+            assert np.array_equal(tensor.numpy(), right[name].numpy()), name  # torch 2.3 compares no uint16
