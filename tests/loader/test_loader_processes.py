@@ -413,6 +413,25 @@ def test_a_worker_draws_though_a_thread_of_its_parent_drew_while_it_was_forked()
         process.join()
 
 
+def test_what_a_worker_draws_follows_from_its_parents_generators_and_its_number() -> None:
+    before = np.random.get_bit_generator(), torch.get_rng_state()
+
+    def drawn_by(seed: int, number: int) -> tuple[float, float]:
+        np.random.set_bit_generator(np.random.MT19937(seed))
+        torch.manual_seed(seed)
+        worker_body._draw_other_numbers(number)
+        return float(np.random.rand()), float(torch.rand((), device="cpu"))  # noqa: NPY002
+
+    try:
+        first = drawn_by(7, 0)
+        assert drawn_by(7, 0) == first
+        for other in (drawn_by(7, 1), drawn_by(8, 0)):
+            assert other[0] != first[0] and other[1] != first[1]
+    finally:
+        np.random.set_bit_generator(before[0])
+        torch.set_rng_state(before[1])
+
+
 def draw_as_worker() -> None:
     parents = np.random.get_bit_generator()
     worker_body._draw_other_numbers(3)
