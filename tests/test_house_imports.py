@@ -40,6 +40,13 @@ def test_what_needs_an_extra_says_which(statement: str, package: str) -> None:
     assert f"not installed: pip install {package}" in last
 
 
+def test_help_is_there_without_torch() -> None:
+    code = "import sys\nsys.modules['torch'] = None\nimport pydoc, guideloom\n"
+    code += "print(pydoc.render_doc(guideloom, renderer=pydoc.plaintext))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "class StreamStorage(" in result.stdout, result.stderr
+
+
 @pytest.mark.parametrize(
     "statement",
     [

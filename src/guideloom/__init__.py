@@ -77,4 +77,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    from importlib.util import find_spec
+
+    # ``help`` asks for every name that stands here.
+    away = () if find_spec("torch") else ("StatefulDataLoader",)
+    return sorted(set(__all__).difference(away))
