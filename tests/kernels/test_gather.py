@@ -129,13 +129,15 @@ def test_shortened_file_is_an_error_with_its_place(tmp_path: Path, backend: IORe
     files.close()
 
 
-def test_file_shortened_while_open_is_an_error_by_pread(tmp_path: Path) -> None:
-    files = make(tmp_path, [b"x" * 100], PosixPreadIO())
+@pytest.mark.parametrize("backend", [PosixPreadIO(), SeekIO()], ids=repr)
+def test_file_shortened_while_open_is_an_error_where_bytes_are_read(tmp_path: Path, backend: IOReaderAbstract) -> None:
+    files = make(tmp_path, [b"x" * 100], backend)
     out = np.zeros(20, np.uint8)
     files.gather(*columns([(0, 40, 20)]), 0, 1, out)
     os.truncate(tmp_path / "0.bin", 50)
-    with pytest.raises(CorruptDataError, match="expected 20 bytes, found 10"):
+    with pytest.raises(CorruptDataError, match="expected 20 bytes, found 10") as caught:
         files.gather(*columns([(0, 40, 20)]), 0, 1, out)
+    assert (caught.value.path, caught.value.shard, caught.value.offset) == (str(tmp_path / "0.bin"), 40, 40)
     files.close()
 
 
