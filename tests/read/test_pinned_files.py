@@ -131,6 +131,7 @@ def test_what_is_open_beyond_the_capacity_is_closed_again() -> None:
             assert world.most_open == 17
             assert len(world.opened) == 16
             assert set(range(15)) < set(world.opened), "those are being read"
+            assert world.read(16, 15) == [16, 15], "also what was closed"
         finally:
             world.gate.set()
         assert [read.result() for read in reads] == [list(files) for files in held]
