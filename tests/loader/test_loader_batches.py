@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,21 @@ def test_small_batches_are_planned_together() -> None:
     dataset = loader.dataset
     assert isinstance(dataset, RowDataset)
     assert dataset.prepared == [512]
+
+
+def test_few_plans_are_kept_and_none_is_made_twice() -> None:
+    """Threads are at batches of neighbouring plans at the same time."""
+    size, batch = 10 * 512, 64
+    dataset = RowDataset(size)
+    schedule = Schedule(RowSource(dataset), make_order(size, True, 3, 1), Partition(size, batch, 0, 1, True), 0)
+    plans: dict[int, weakref.ref[Any]] = {}
+    for number in range(schedule.num_batches):
+        for asked in (number, max(number - 512 // batch, 0)):
+            plan = schedule.rows(asked)[0]
+            plans[id(plan)] = weakref.ref(plan)
+            del plan
+            assert sum(ref() is not None for ref in plans.values()) <= 3
+    assert dataset.prepared == [512] * 10
 
 
 @pytest.mark.parametrize("way", [*WAYS, {"num_workers": 4, "prefetch": 2, "parallel_method": "process"}], ids=str)
