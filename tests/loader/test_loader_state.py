@@ -11,7 +11,7 @@ import pytest
 
 from guideloom.errors import ArgumentError, InUseError, StateMismatchError, StateSchemaError
 from guideloom.testing import plain
-from tests.loader.fakes import RowDataset, make_items, make_rows
+from tests.loader.fakes import ItemDataset, RowDataset, make_items, make_rows
 
 PUBLISHED = ("epoch", "observation_offset", "shuffle", "shuffle_seed", "drop_last")
 
@@ -268,3 +268,18 @@ def test_a_state_that_names_no_order_does_not_pass_in_silence(
 
 def test_before_the_first_open_only_the_loader_is_known() -> None:
     assert set(make_rows().state_dict()) == {*PUBLISHED, "version"}
+
+
+def test_a_position_that_the_data_set_no_longer_has_is_refused_as_the_loader_is_opened_again() -> None:
+    loader = make_items(20, local_batch_size=4)
+    dataset = loader.dataset
+    assert isinstance(dataset, ItemDataset)
+    with loader:
+        for _ in zip(range(4), loader, strict=False):
+            pass
+    dataset.size = 15
+    with pytest.raises(StateSchemaError, match="at most the 15 samples of the data set, found 16"):
+        loader.open()
+    dataset.size = 16
+    with loader:
+        assert loader.state_dict()["observation_offset"] == 16
