@@ -68,7 +68,8 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def ended(process: subprocess.Popen[str], within_s: float = 10) -> tuple[int, str]:
+def ended(process: subprocess.Popen[str], within_s: float = 60) -> tuple[int, str]:
+    # An exit takes about a second, but without a cache of kernels it waits for the one that is compiled.
     try:
         _, errors = process.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
