@@ -68,8 +68,9 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def ended(process: subprocess.Popen[str], within_s: float = 60) -> tuple[int, str]:
-    # An exit takes about a second, but without a cache of kernels it waits for the one that is compiled.
+def ended(process: subprocess.Popen[str], within_s: float = 45) -> tuple[int, str]:
+    # An exit takes about a second, but without a cache of kernels it waits for the one that is compiled. One that took
+    # a hanging thread for a working one would take a minute.
     try:
         _, errors = process.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
