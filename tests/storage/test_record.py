@@ -21,6 +21,7 @@ from guideloom._base.errors import (
     GuideLoomError,
     NewerVersionError,
 )
+from guideloom._storage import record as module
 from guideloom._storage.local import LocalFolder
 from guideloom._storage.manifest import decode_manifest, encode_manifest
 from guideloom._storage.record import decode_record, encode_record, unseal
@@ -376,3 +377,17 @@ def test_local_answers(tmp_path: Path) -> None:
         local.read_range("file", 8, 4)
     with pytest.raises(FileNotFoundError):
         local.read_range("none", 0, 1)
+
+
+def test_a_record_has_a_size_at_which_it_is_neither_written_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, _ = files_of("stream", tmp_path)
+    record = decode_record(data, NAME)
+    monkeypatch.setattr(module, "RECORD_LIMIT_BYTES", len(data))
+    assert encode_record(decode_record(data, NAME))[0] == data
+    monkeypatch.setattr(module, "RECORD_LIMIT_BYTES", len(data) - 1)
+    with pytest.raises(DamagedRecordError, match=f"expected at most {len(data) - 1} bytes, found {len(data)}"):
+        decode_record(data, NAME)
+    with pytest.raises(ArgumentError, match=f"record of {len(data)} bytes: at most {len(data) - 1} are allowed"):
+        encode_record(record)
