@@ -59,7 +59,11 @@ def start(folder: Path, way: dict[str, Any], body: str) -> subprocess.Popen[str]
     program = PROGRAM.format(folder=str(folder), way=way)
     script.write_text(program + textwrap.indent(textwrap.dedent(body), "    "))
     return subprocess.Popen(
-        [sys.executable, "-W", "error", str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-W", "error", str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -145,9 +149,7 @@ def test_killed_and_started_again_eight_at_once(folder: Path) -> None:
                 print("half", flush=True)
             if number == 100:
                 break
-        print("done", flush=True)
-        if len(sys.argv) == 1:
-            sys.stdin.readline()
+        sys.stdin.readline()  # until it is killed, however long the other ones take, or told to end
     """
     for kill, num_runs in ((True, 2), (False, 8)):
         running = [start(folder, PROCESSES if number % 2 else THREADS, body) for number in range(num_runs)]
