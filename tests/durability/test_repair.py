@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from guideloom.errors import (
     GuideLoomError,
     ReadOnlyLayoutError,
 )
-from tests.storage.support import KINDS, names, opened, shards_of, write, written
+from tests.storage.support import KINDS, names, opened, shards_of, with_failing_step, write, written
 
 PER_KIND = pytest.mark.parametrize("kind", KINDS)
 
@@ -270,23 +270,7 @@ def test_each_step_fails(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         folder = tmp_path / f"at-{fail_at}"
         shutil.copytree(broken, folder)
         actions = plan_repair(folder, create_empty=True)
-        num_steps = 0
-        failing = None
-
-        def fail(step: str, path: str, fail_at: int = fail_at) -> None:
-            nonlocal num_steps, failing
-            num_steps += 1
-            if num_steps == fail_at + 1:
-                failing = step
-                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
-        error = None
-        with monkeypatch.context() as patch:
-            patch.setattr(disk, "before", fail)
-            try:
-                apply(actions)
-            except OSError as caught:
-                error = caught
+        failing, error = with_failing_step(monkeypatch, fail_at, errno.EIO, partial(apply, actions))
         if failing is None:
             break
         if error is None:

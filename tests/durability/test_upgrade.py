@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import shutil
 import tracemalloc
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from guideloom._storage.catalog import Kind
 from guideloom._storage.upgrade import upgrade
 from guideloom._storage.verify import verify
 from guideloom.errors import ArgumentError, CorruptDataError, ForeignDataError, GuideLoomError, WrongKindError
-from tests.storage.support import names, opened, shards_of
+from tests.storage.support import names, opened, shards_of, with_failing_step
 
 PUBLISHED = Path(__file__).parents[1] / "data" / "published-1.1"
 TOKENS = np.dtype([("tokens", "<u2"), ("mask", "|b1"), ("weight", "<f4")])
@@ -116,23 +116,9 @@ def test_each_step_fails(name: str, kind: Kind, dtype: Any, tmp_path: Path, monk
     failed = set()
     for fail_at in range(1000):
         new = tmp_path / f"new-{fail_at}"
-        num_steps = 0
-        failing = None
-
-        def fail(step: str, path: str, fail_at: int = fail_at) -> None:
-            nonlocal num_steps, failing
-            num_steps += 1
-            if num_steps == fail_at + 1:
-                failing = step
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-
-        error = None
-        with monkeypatch.context() as patch:
-            patch.setattr(disk, "before", fail)
-            try:
-                upgrade(PUBLISHED / name, new, dtype=dtype)
-            except OSError as caught:
-                error = caught
+        failing, error = with_failing_step(
+            monkeypatch, fail_at, errno.ENOSPC, partial(upgrade, PUBLISHED / name, new, dtype=dtype)
+        )
         if failing is None:
             break
         if error is None:

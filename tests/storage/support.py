@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Generator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from guideloom._storage import disk
 from guideloom._storage.catalog import Catalog, Kind
 from guideloom._storage.local import LocalFolder, drive
 from guideloom._storage.opening import open_catalog
@@ -171,3 +174,24 @@ def in_child(function: Callable[[], None]) -> int:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def with_failing_step(
+    monkeypatch: pytest.MonkeyPatch, number: int, code: int, act: Callable[[], object]
+) -> tuple[str | None, OSError | None]:
+    """Run ``act`` on a disk that fails at its step ``number``; return what that was, if it came, and the error."""
+    steps: list[str] = []
+
+    def fail(step: str, path: str) -> None:
+        steps.append(step)
+        if len(steps) == number + 1:
+            raise OSError(code, os.strerror(code), path)
+
+    error = None
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "before", fail)
+        try:
+            act()
+        except OSError as caught:
+            error = caught
+    return (steps[number] if len(steps) > number else None), error
