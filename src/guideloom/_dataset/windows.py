@@ -142,7 +142,7 @@ class StreamDatasetSyncReader(SyncView[StreamStorageSyncReaderAbstract], Dataset
         return self._items(reader, source, np.array([item_index(index, size, "window")], np.int64))[0]
 
     def __getitems__(self, indexes: Sequence[int], /) -> list[Any]:
-        """Read windows in request order, in one gather of each file that holds them, as a batch of the loader."""
+        """Read windows in request order, together, as a batch of the loader is read."""
         reader, source, size = self._require_open()
         checked = [item_index(index, size, "window") for index in indexes]
         return self._items(reader, source, np.array(checked, np.int64))
