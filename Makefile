@@ -14,6 +14,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := torch,msgpack,testing,demo,dev
 SOAK_SECONDS ?= 600
+# Tests at once. A number that all machines share: some take a core, some gigabytes.
+TEST_PROCESSES ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 
 .PHONY: demo test check bench rates soak format static clean
 
@@ -22,10 +25,10 @@ demo: $(STAMP)
 
 # pytest comes last and nothing may be printed after it.
 test: static
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
 
 check: static
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks --benchmark-enable --benchmark-only

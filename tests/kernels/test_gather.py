@@ -68,6 +68,9 @@ class PlainIO(IOReaderAbstract):
     def async_reader(self) -> Callable[[PurePath], IOAsyncReaderAbstract]:
         raise OSError("no asyncio here")
 
+    def __repr__(self) -> str:
+        return "PlainIO()"  # names tests, which are to have the same names in each process
+
 
 BACKENDS = [SeekIO(), PosixPreadIO(), PosixPreadIO(advice=True), MmapIO(), PlainIO()]
 
