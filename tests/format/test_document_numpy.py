@@ -145,6 +145,7 @@ def test_ragged_attributes_only_with_one_field() -> None:
         ({"a": "nonsense"}, "field 'a': expected a dtype, got 'nonsense'"),
         ({"a": None}, "field 'a': expected a dtype, got None"),
         ({"a": "O"}, "field 'a': elements of dtype object cannot be stored"),
+        ({"a": "<f16"}, "field 'a': elements of dtype float128 cannot be stored: other processors"),
         ({"a": ("<i4", (0,))}, "field 'a': an inner shape of"),
     ],
 )
@@ -179,6 +180,7 @@ def test_documents_that_do_not_fit(data: Any, message: str) -> None:
         ({"a": [1]}, "field 'a': expected a NumPy array, got list: make it one with the dtype you mean"),
         ({"a": "text"}, r"got str: store its bytes, np\.frombuffer\(text\.encode\(\), np\.uint8\)"),
         ({"a": b"bytes"}, r"got bytes: store its bytes, np\.frombuffer\(it, np\.uint8\)"),
+        ({"a": np.zeros(1, np.clongdouble)}, "field 'a': elements of dtype complex256 cannot be stored"),
         ({"a": np.array([None])}, "field 'a': elements of dtype object cannot be stored"),
         ({"a": np.array(["x"], np.dtypes.StringDType())}, "field 'a': elements of dtype StringDType"),
         ({"a": np.ma.masked_equal([1], 1)}, "field 'a': a masked array's mask cannot be stored"),

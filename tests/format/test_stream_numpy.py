@@ -119,6 +119,13 @@ def test_dtype_is_stored_little_endian_and_packed() -> None:
     assert StreamNumpyFormat(TOKENS).stream_dtype == np.dtype([("tokens", "<i4")])
 
 
+@pytest.mark.parametrize("dtype", ["<f16", ">f16", "<c32", ("<f16", (2,)), [("inner", "<f16")]])
+def test_long_doubles_are_refused(dtype: Any) -> None:
+    """What x86 writes, other processors would take for other numbers."""
+    with pytest.raises(ArgumentError, match="cannot be stored: other processors read other numbers"):
+        StreamNumpyFormat([("a", dtype)])
+
+
 @pytest.mark.parametrize("data_type", [dict, Typed])
 def test_data_type_makes_the_mapping(data_type: Any) -> None:
     fmt = StreamNumpyFormat(TOKENS, data_type)

@@ -338,6 +338,8 @@ def test_dtypes_survive_json(dtype: np.dtype[Any]) -> None:
         "S999999999999",
         "<U4294967295",
         "<M8[lightyear]",
+        "<f16",
+        "<c32",
         4,
         None,
         {},

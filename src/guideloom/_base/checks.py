@@ -14,8 +14,11 @@ MAX_ITEMSIZE_BYTES = 2**31 - 1
 _MAX_FIELDS = 4096
 _MAX_DEPTH = 16
 _SCALAR_DESCR = re.compile(
-    r"\|b1|[|<][iu][1248]|<f(?:2|4|8|16)|<c(?:8|16|32)|[|<][SUV][1-9][0-9]{0,9}|<[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,7}\])?"
+    r"\|b1|[|<][iu][1248]|<f[248]|<c(?:8|16)|[|<][SUV][1-9][0-9]{0,9}|<[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,7}\])?"
 )
+
+# C's long double: the bytes of a number differ among processors, and x86 leaves some of them as they were in memory.
+_LONG_DOUBLES = ("<f12", "<f16", "<c24", "<c32")
 
 
 def as_int(value: object, what: str) -> int:
@@ -51,6 +54,10 @@ def packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return _checked_size(_packed(np.dtype(dtype)))
 
 
+def _no_long_double(dtype: object) -> str:
+    return f"elements of dtype {dtype} cannot be stored: other processors read other numbers out of them: use float64"
+
+
 def _checked_size(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.subdtype is not None:
         raise ArgumentError(f"an element dtype must not itself be a sub-array, got {dtype}: put it into a field")
@@ -68,6 +75,8 @@ def _packed(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.hasobject:
         raise ArgumentError(f"elements of dtype {dtype} cannot be stored: they hold references, not values")
     little = dtype.newbyteorder("<")
+    if little.str in _LONG_DOUBLES:
+        raise ArgumentError(_no_long_double(dtype))
     if _SCALAR_DESCR.fullmatch(little.str) is None or np.dtype(little.str) != little:
         raise ArgumentError(f"elements of dtype {dtype} cannot be stored: store a view as a NumPy number or bytes type")
     return np.dtype(little.str)
@@ -106,6 +115,8 @@ def _parse(descr: Any, depth: int) -> tuple[np.dtype[Any], int]:
     if depth > _MAX_DEPTH:
         raise ArgumentError(f"a dtype nested deeper than {_MAX_DEPTH}")
     if isinstance(descr, str):
+        if descr in _LONG_DOUBLES:
+            raise ArgumentError(_no_long_double(descr))
         if _SCALAR_DESCR.fullmatch(descr) is None:
             raise ArgumentError(f"not a plain little-endian dtype: {descr[:80]!r}")
         digits = re.search(r"[SUV]([0-9]+)", descr)
