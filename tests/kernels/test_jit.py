@@ -158,6 +158,26 @@ Path.read_bytes = lambda path: read(path) + b"# changed" * (path.name == "status
     assert hits == [0, 1, 0, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "import mmap\nmmap.PAGESIZE *= 16",
+        "import platform\nplatform.machine = lambda: 'aarch64'",
+        "from llvmlite import binding\nbinding.get_host_cpu_name = lambda: 'generic'",
+    ],
+)
+def test_hosts_of_different_kinds_share_no_file_of_the_cache(project: Path, tmp_path: Path, change: str) -> None:
+    """The size of pages is a constant of compiled kernels: one for larger pages would write beyond its buffer."""
+    cache = tmp_path / "cache"
+    env = environment(project, NUMBA_CACHE_DIR=str(cache))
+    run(env)
+    first = {path: path.read_bytes() for path in cache_files(cache)}
+    hits = [run(env, script)[0]["hits"] for script in (f"{change}\n{SCRIPT}", f"{change}\n{SCRIPT}", SCRIPT)]
+    assert hits == [0, 1, 1]
+    assert len(cache_files(cache)) == 2 * len(first) == 4
+    assert all(path.read_bytes() == content for path, content in first.items())
+
+
 @pytest.mark.parametrize("variables", [{"GUIDELOOM_KERNEL_CACHE": "0"}, {"NUMBA_BOUNDSCHECK": "1"}])
 def test_without_cache_nothing_is_written_nor_read(project: Path, tmp_path: Path, variables: dict[str, str]) -> None:
     cache = tmp_path / "cache"

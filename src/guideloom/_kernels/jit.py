@@ -11,6 +11,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -84,15 +85,27 @@ def cache_enabled() -> bool:
 
 
 @functools.cache
-def _sources() -> str:
-    """Name this version of all kernels' sources.
+def _origin() -> str:
+    """Name this version of all kernels' sources, and what machine code is made for.
 
     numba looks at the one file of a kernel, and serves it from the cache though what it uses of another file has
-    changed since, or no longer agrees with a kernel beside it.
+    changed since, or no longer agrees with a kernel beside it. It also does not know that a kernel holds the size of
+    the system's pages as a constant. And where hosts of several kinds share a folder, two that compile at once could
+    each give their code the same file name, and one host would then run the code of the other.
     """
+    import mmap
+    import platform
+
+    import numba
+    from llvmlite import binding  # type: ignore[import-untyped]
+
     found = hashlib.blake2b(digest_size=4)
     for path in sorted(Path(__file__).parent.glob("*.py")):
         found.update(path.read_bytes())
+    made_for = [numba.__version__, sys.platform, platform.machine(), mmap.PAGESIZE, binding.get_host_cpu_name()]
+    with suppress(RuntimeError):  # LLVM cannot tell it of each kind of processor.
+        made_for.append(binding.get_host_cpu_features().flatten())
+    found.update(repr(made_for).encode())
     return found.hexdigest()
 
 
@@ -146,6 +159,7 @@ class Kernel(Generic[FunctionT]):
     ``GUIDELOOM_KERNEL_CACHE=0`` turns it off. A folder that cannot be written, a full disk or a torn file does so
     quietly: only a debug message of this module's logger says it.
     Processes may compile on one cache at once: numba writes each file under a temporary name and renames it.
+    Hosts of other kinds (processor, page size, release of numba) may share the folder: each kind has files of its own.
     """
 
     def __init__(self, source: FunctionT, signature: str, twin: FunctionT | None, build: bool) -> None:
@@ -183,7 +197,7 @@ class Kernel(Generic[FunctionT]):
         function = self._source() if self._build else self._source
         if cache_enabled():
             try:
-                function.__qualname__ = f"{function.__name__}_{_sources()}"  # which names its files in the cache
+                function.__qualname__ = f"{function.__name__}_{_origin()}"  # which names its files in the cache
                 found = _load(function, self._signature)
                 return cast(FunctionT, found or numba.njit(self._signature, nogil=True, cache=True)(function))
             except _CACHE_ERRORS as error:
