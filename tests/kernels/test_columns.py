@@ -49,7 +49,7 @@ def read(
 
 
 @pytest.mark.parametrize("backend", [MmapIO(), PosixPreadIO(), SeekIO()], ids=repr)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     kinds=st.lists(st.sampled_from(FIELDS), min_size=1, max_size=4),
     runs=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=1, max_size=5),

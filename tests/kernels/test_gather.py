@@ -93,7 +93,7 @@ def columns(runs: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, n
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=repr)
 @pytest.mark.parametrize("capacity", [1, 3, None])
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_gather_equals_slicing(
     tmp_path: Path, backend: IOReaderAbstract, capacity: int | None, data: st.DataObject
