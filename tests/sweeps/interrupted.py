@@ -37,6 +37,7 @@ class _Points:
             self.seen += 1
             if self.seen == self.chosen:
                 self.where = f"{event} {getattr(arg, '__name__', '')} at {frame.f_code.co_filename}:{frame.f_lineno}"
+                del arg  # else what is raised would keep what the function belongs to: a view, and what it shows
                 signal.raise_signal(NUMBER)
 
 

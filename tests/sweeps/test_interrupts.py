@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from guideloom import DocumentStorage, StatefulDataLoader, StreamDataset, StreamStorage
 from guideloom._base.interrupts import interrupts_later
+from guideloom._base.locks import new_lock, new_rlock
 from guideloom._storage import disk
 from guideloom.errors import CommitError, NotOpenError
 from guideloom.io import PosixPreadIO
@@ -25,6 +27,26 @@ from tests.sweeps.support import BACKENDS
 
 # Between the call of ``open`` and the `with` the file goes with its object, at once, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+
+# --- locks ---
+
+
+@pytest.mark.parametrize("make", [new_lock, new_rlock])
+def test_an_interrupt_leaves_no_lock_locked(make: Callable[[], Any]) -> None:
+    def use(lock: Any) -> None:
+        for _ in range(2):
+            with lock:
+                CALLS.clear()
+
+    def check(lock: Any, interrupted: bool) -> None:
+        locked_elsewhere: list[bool] = []  # its own thread may take a re-entrant one though it is locked
+        thread = threading.Thread(target=lambda: locked_elsewhere.append(lock.acquire(blocking=False)))
+        thread.start()
+        thread.join()
+        assert locked_elsewhere == [True]
+
+    assert interrupt_everywhere(make, use, check) >= 2
+
 
 # --- handlers that wait ---
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -13,6 +12,7 @@ from guideloom._base.dataset_protocols import DatasetSyncReaderAbstract
 from guideloom._base.errors import InUseError, NotOpenError
 from guideloom._base.forks import FORKS
 from guideloom._base.interrupts import interrupts_later
+from guideloom._base.locks import new_rlock
 from guideloom._dataset.source import BatchSource
 from guideloom._loader.recycling import Recycler
 from guideloom._loader.state import Position
@@ -51,10 +51,10 @@ class LoaderIterator(Iterator[Any]):
         self._size = partition.size
         self._forks = FORKS.count
         # Re-entrant, so that who asks for a batch while this thread takes one is told, and does not wait for ever.
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._taking = False
         # Either a batch is counted before the iterator is closed, or it is not given: the next iterator begins with it.
-        self._counting = threading.RLock()
+        self._counting = new_rlock()
         self._closed = False
         self._exhausted = False
 
@@ -69,7 +69,7 @@ class LoaderIterator(Iterator[Any]):
     def __next__(self) -> Any:
         if self._forks != FORKS.count:
             # A thread that the fork left behind may hold the locks.
-            self._counting = threading.RLock()
+            self._counting = new_rlock()
             return self._following()
         with self._lock:
             if self._taking:
@@ -129,7 +129,7 @@ class LoaderIterator(Iterator[Any]):
     def close(self) -> None:
         """End the threads and processes, waiting less than a second for them; safe to call again."""
         if self._forks != FORKS.count:
-            self._counting = threading.RLock()
+            self._counting = new_rlock()
         with self._counting:
             first = self._close_once()
         self._end_feed(first)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from guideloom._base.locks import new_lock
 from guideloom._kernels.desk import NO_DESK, gather_helped
 from guideloom._kernels.gather import new_status
 from guideloom._kernels.spin import hand_over
@@ -277,7 +278,7 @@ class Outbox:
         hands_over: bool = False,
         desk: npt.NDArray[np.int64] = NO_DESK,
     ) -> None:
-        self.mutex = threading.Lock()
+        self.mutex = new_lock()
         self.taken = 0
         self.begun = 0
         self.starved = False

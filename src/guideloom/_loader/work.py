@@ -5,13 +5,13 @@ Letters: B samples of a full batch of this rank.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
+from guideloom._base.locks import new_lock
 from guideloom._dataset.source import BatchSource, Empty
 from guideloom._loader.draws import HERE, U64
 from guideloom._plan.order import Order
@@ -51,7 +51,7 @@ class Schedule:
         self._num_full = min(self.num_batches, left // partition.global_batch_size)
         self._per_chunk = max(1, _CHUNK_ROWS // partition.local_batch_size)
         self._chunks: dict[int, Any] = {}
-        self._lock = threading.Lock()
+        self._lock = new_lock()
 
     def positions(self, number: int) -> tuple[int, int, int]:
         """Return the positions of batch ``number`` as ``(start, stride, count)``."""

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from guideloom._base.errors import CorruptDataError, GuideLoomError, OutOfRangeError
 from guideloom._base.interrupts import open_descriptor
+from guideloom._base.locks import new_lock
 from guideloom._base.protocols import IOReaderAbstract, IOSyncReaderAbstract
 from guideloom._io.mapped import MmapIO, map_file
 from guideloom._io.pread import PosixPreadIO, advise_random
@@ -270,7 +271,7 @@ class _Entry:
 
     def __init__(self, reader: IOSyncReaderAbstract) -> None:
         self.reader = reader
-        self.lock = None if lets_several_in(reader) else threading.Lock()
+        self.lock = None if lets_several_in(reader) else new_lock()
 
 
 def lets_several_in(reader: IOSyncReaderAbstract) -> bool:
@@ -317,7 +318,7 @@ class BackendFileSet(PooledFileSet[_Entry]):
                 return
         # Outside of the pool's lock: of a store that takes 100 ms to open a file, a thousand would take a minute and a
         # half, however many threads read. A lock a file, so that none is opened twice.
-        with self._opening.setdefault(file, threading.Lock()):
+        with self._opening.setdefault(file, new_lock()):
             if self.values[file] < 0:
                 handle, value = self._open_one(file)
                 with self._pool:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from guideloom._base.errors import CorruptDataError, GuideLoomError, MissingShardError, NotOpenError
+from guideloom._base.locks import new_lock
 from guideloom._kernels.desk import NO_DESK
 from guideloom._kernels.status import BAD_RANGE, BLOCKS, FAILED, SHORT, WAITED, WAITS
 from guideloom._read.readahead import Readahead
@@ -233,7 +234,7 @@ class PooledFileSet(FileSet, Generic[HandleT]):
         # Of each file the lists of who keeps it open; emptying a list ends all of its pins, in one step.
         self._pins: dict[int, list[list[int]]] = {}
         # Entered as a lock, not as a condition, whose own code an interrupt could end with the lock held.
-        self._pool = threading.Lock()
+        self._pool = new_lock()
         self._room = threading.Condition(self._pool)
 
     @property
@@ -356,7 +357,7 @@ class PooledFileSet(FileSet, Generic[HandleT]):
             self._close_files(list(self._handles))
 
     def _forget(self) -> None:
-        self._pool = threading.Lock()
+        self._pool = new_lock()
         self._room = threading.Condition(self._pool)
         self._pins = {}
         self._handles = {}

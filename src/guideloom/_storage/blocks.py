@@ -11,6 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from guideloom._base.errors import ArgumentError, CorruptDataError, DamagedRecordError, MissingShardError
+from guideloom._base.locks import new_lock
 from guideloom._base.protocols import UserBufferTypes
 from guideloom._storage.catalog import Catalog
 from guideloom._storage.names import BLOCK_BYTES, RECORD_LIMIT_BYTES, in_full, parse_data_name, record_name
@@ -64,7 +65,7 @@ class BlockChecker:
         self._checked = np.zeros(int(self._starts[-1]), np.bool_)
         self._sums: dict[str, npt.NDArray[np.uint64]] = {}
         # Entered as a lock, not as a condition, whose own code an interrupt could end with the lock held.
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._changed = threading.Condition(self._lock)
         self._claimed: set[int] = set()
 
@@ -75,7 +76,7 @@ class BlockChecker:
 
     def forget_threads(self) -> None:
         """Give up what the threads of the parent of this forked process were checking: they do not exist here."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._changed = threading.Condition(self._lock)
         self._claimed = set()
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from guideloom._base.errors import ConcurrentCommitError, GuideLoomError
 from guideloom._base.interrupts import interrupts_later
+from guideloom._base.locks import new_lock
 from guideloom._storage import disk
 from guideloom._storage.catalog import Kind
 from guideloom._storage.local import LocalFolder, drive
@@ -239,7 +240,7 @@ def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threa
     if threads == 1 or len(parts) < 4:
         return list(map(attempt, parts))
     # Entered as a lock, not as a condition, whose own code an interrupt could end with the lock held.
-    gate = threading.Lock()
+    gate = new_lock()
     ended = threading.Condition(gate)
     running = 0
     stopped = False

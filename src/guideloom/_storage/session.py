@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -31,6 +30,7 @@ from guideloom._base.errors import (
     ShardExistsError,
 )
 from guideloom._base.fingerprint import canonical_json
+from guideloom._base.locks import new_rlock
 from guideloom._base.protocols import WriteMode
 from guideloom._format.naming import format_name
 from guideloom._storage import disk
@@ -139,7 +139,7 @@ class WriterSession(Generic[PartT]):
         self._pid = 0
         self._token = ""
         # Re-entrant, so that a signal handler that appends does not wait for the append that it interrupted.
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._parts: dict[Any, PartT] = {}
         self._lengths: dict[int, int] = {}
         self._cut_short: dict[int, str] = {}
@@ -451,7 +451,7 @@ class WriterSession(Generic[PartT]):
 
     def _forget_parts(self) -> None:
         # A thread that the fork left behind may hold it.
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         if not self._is_open:
             return
         self._lengths = {shard: part.count for shard, part in self._parts.items()}
