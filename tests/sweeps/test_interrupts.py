@@ -17,6 +17,7 @@ import pytest
 from guideloom import DocumentStorage, StatefulDataLoader, StreamDataset, StreamStorage
 from guideloom._base.interrupts import interrupts_later
 from guideloom._base.locks import new_lock, new_rlock
+from guideloom._base.threads import map_in_threads
 from guideloom._storage import disk
 from guideloom.errors import CommitError, NotOpenError
 from guideloom.io import PosixPreadIO
@@ -46,6 +47,41 @@ def test_an_interrupt_leaves_no_lock_locked(make: Callable[[], Any]) -> None:
         assert locked_elsewhere == [True]
 
     assert interrupt_everywhere(make, use, check) >= 2
+
+
+# --- threads ---
+
+
+def test_an_interrupt_while_threads_work_waits_for_them() -> None:
+    def act(begun: list[int]) -> None:
+        def step(number: int) -> int:
+            begun.append(number)
+            running.append(number)
+            running.pop()
+            return number
+
+        assert map_in_threads(step, range(6), 3, "guideloom-test") == list(range(6))
+
+    def check(begun: list[int], interrupted: bool) -> None:
+        assert running == []
+        assert interrupted or sorted(begun) == list(range(6))
+
+    running: list[int] = []
+    assert interrupt_everywhere(list, act, check) > 100
+
+
+@pytest.mark.parametrize("most_threads", [1, 3])
+def test_the_first_items_error_is_raised_and_no_step_begins_after_it(most_threads: int) -> None:
+    begun: list[int] = []
+
+    def step(number: int) -> None:
+        begun.append(number)
+        raise LookupError(number)
+
+    with pytest.raises(LookupError) as caught:
+        map_in_threads(step, range(100), most_threads, "guideloom-test")
+    assert caught.value.args == (0,)
+    assert len(begun) <= most_threads
 
 
 # --- handlers that wait ---

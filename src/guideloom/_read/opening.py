@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -23,6 +22,7 @@ from guideloom._base.errors import (
     MissingShardError,
 )
 from guideloom._base.protocols import IOReaderAbstract, StorageFormat
+from guideloom._base.threads import map_in_threads
 from guideloom._format.naming import format_name
 from guideloom._read.files import is_own_backend, is_own_error, lets_several_in, open_file_set
 from guideloom._read.fileset import FileSet, FileTable, default_capacity
@@ -104,8 +104,7 @@ class BackendFolder:
         requests = map(FileSize, names)
         if self._threads == 1:
             return list(map(self.answer, requests))
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="guideloom-sizes") as pool:
-            return list(pool.map(self.answer, requests))
+        return map_in_threads(self.answer, requests, self._threads, "guideloom-sizes")
 
     def _ask(self, request: AboutFile) -> Any:
         reader = self._make(self._directory / request.name)

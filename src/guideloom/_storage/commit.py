@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import numpy as np
 
 from guideloom._base.errors import ConcurrentCommitError, GuideLoomError
 from guideloom._base.interrupts import interrupts_later
-from guideloom._base.locks import new_lock
+from guideloom._base.threads import map_in_threads
 from guideloom._storage import disk
 from guideloom._storage.catalog import Kind
 from guideloom._storage.local import LocalFolder, drive
@@ -239,34 +237,7 @@ def _attempts(step: Callable[[OpenPart], None], parts: Sequence[OpenPart], threa
 
     if threads == 1 or len(parts) < 4:
         return list(map(attempt, parts))
-    # Entered as a lock, not as a condition, whose own code an interrupt could end with the lock held.
-    gate = new_lock()
-    ended = threading.Condition(gate)
-    running = 0
-    stopped = False
-
-    def attempt_unless_stopped(part: OpenPart) -> Exception | None:
-        nonlocal running
-        with gate:
-            if stopped:
-                return None
-            running += 1
-        try:
-            return attempt(part)
-        finally:
-            with gate:
-                running -= 1
-                ended.notify_all()
-
-    with ThreadPoolExecutor(threads, thread_name_prefix="guideloom-sync") as pool:
-        try:
-            return list(pool.map(attempt_unless_stopped, parts))
-        except BaseException:
-            # The pool waits for its threads, but not for one whose start was interrupted.
-            with gate:
-                stopped = True
-                ended.wait_for(lambda: running == 0)
-            raise
+    return map_in_threads(attempt, parts, threads, "guideloom-sync")
 
 
 def say_what_is_committed(error: BaseException, committed: Iterable[int], others: Iterable[int]) -> None:
