@@ -74,7 +74,33 @@ def test_who_gives_a_process_what_cannot_be_pickled_is_told_what_to_do(
         else:
             with pytest.raises((pickle.PicklingError, AttributeError)) as caught:
                 iter(loader)
-            assert 'at the top level of a module, or pass parallel_method="thread"' in caught.value.__notes__[0]
+            assert 'at the top level of a module, or pass parallel_method="thread"' in caught.value.__notes__[-1]
+
+
+def test_a_function_that_a_process_does_not_find_is_an_error_with_what_to_do() -> None:
+    program = f"""
+        import multiprocessing, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from tests.loader.fakes import make_items
+
+        def collate(samples):
+            return samples
+
+        if __name__ == "__main__":
+            multiprocessing.set_start_method("spawn")
+            with make_items(4, collate_fn=collate, parallel_method="process", num_workers=1, prefetch=1) as loader:
+                try:
+                    next(iter(loader))
+                except AttributeError as error:
+                    print(error, *error.__notes__)
+    """
+    # Nothing imports what is given so: as it is with a cell of a notebook.
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "has no attribute 'collate'" in done.stdout
+    assert 'not in a notebook or at a prompt, or pass parallel_method="thread"' in done.stdout
+    assert done.stderr == ""
 
 
 def fail_with(error: BaseException, samples: list[int]) -> Any:
@@ -110,6 +136,7 @@ def test_an_error_arrives_as_itself_at_its_batch(error: BaseException) -> None:
         assert loader.state_dict()["observation_offset"] == 3
 
 
+@pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize("kind", [fakes.Unpicklable, fakes.TwoArguments])
 def test_an_error_that_cannot_be_pickled_is_told(kind: type[Exception]) -> None:
     def collate(samples: list[int]) -> Any:
@@ -121,12 +148,14 @@ def test_an_error_that_cannot_be_pickled_is_told(kind: type[Exception]) -> None:
     assert "collate" in caught.value.__notes__[0]
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_batch_that_cannot_be_pickled_is_an_error() -> None:
     loader = make_items(20, collate_fn=lambda samples: iter(lambda: 1, 2), **WAY)
     with loader, pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
         next(iter(loader))
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_worker_that_is_killed_is_an_error_with_its_exit_code() -> None:
     def collate(samples: list[int]) -> Any:
         if samples == [5]:
@@ -144,6 +173,7 @@ def test_a_worker_that_is_killed_is_an_error_with_its_exit_code() -> None:
         assert loader.state_dict()["observation_offset"] == len(got)
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_data_set_that_does_not_open_in_the_worker() -> None:
     class Fragile(ItemDataset):
         def sync_reader(self) -> Any:
@@ -157,6 +187,7 @@ def test_a_data_set_that_does_not_open_in_the_worker() -> None:
         next(iter(loader))
 
 
+@pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_data_set_of_another_size_in_the_worker_is_refused(more: int) -> None:
     class Changing(ItemDataset):
@@ -378,6 +409,7 @@ def found_in_worker(samples: list[int]) -> tuple[bool, str, int]:
     return in_worker, type(np.random.get_bit_generator()).__name__, torch.get_num_threads()
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_worker_has_one_thread_of_torch_and_keeps_a_generator_of_the_users_own() -> None:
     before = np.random.get_bit_generator(), torch.get_num_threads()
     np.random.set_bit_generator(np.random.PCG64(1))

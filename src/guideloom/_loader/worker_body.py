@@ -12,9 +12,11 @@ import pickle
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,28 @@ class Job:
     dataset: DatasetAbstract
     snapshot: Catalog | None
     collate_fn: CollateFn | None
+
+
+class SentJob:
+    """A job for a process that is not forked, in which it may not be possible to unpickle it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Job | Exception], tuple[bytes]]:
+        return _unpack_job, (bytes(ForkingPickler.dumps(self._job)),)
+
+
+def _unpack_job(body: bytes) -> Job | Exception:
+    try:
+        job: Job = pickle.loads(body)
+    except Exception as error:  # noqa: BLE001  the parent raises it
+        error.add_note(
+            "worker processes that are not forked find functions and classes by their module and name: define them in "
+            'a file that can be imported, not in a notebook or at a prompt, or pass parallel_method="thread"'
+        )
+        return error
+    return job
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +91,10 @@ def receive(connection: Connection[Any, Any]) -> Answer:
     return Answer(number, ok, body, buffers)
 
 
-def work(connection: Connection[Any, Any], job: Job, parents_signals: tuple[int, ...], number: int) -> None:
+def work(connection: Connection[Any, Any], job: Any, parents_signals: tuple[int, ...], number: int) -> None:
     """Body of a worker: answers commands, and sleeps between them, until the pipe closes.
 
+    ``job`` is a :class:`Job`, or the error for which there is none.
     ``parents_signals`` are those that the parent has a handler for, or ignores; no two workers of a process have the
     same ``number``.
     """
@@ -83,6 +108,8 @@ def work(connection: Connection[Any, Any], job: Job, parents_signals: tuple[int,
     failure: BaseException | None = None
     source: BatchSource | None = None
     try:
+        if isinstance(job, Exception):
+            raise job
         reader = job.dataset.sync_reader()
         # What was committed since must not come into some of the workers' batches.
         open_snapshot = getattr(reader, "open_snapshot", None)

@@ -18,7 +18,7 @@ from multiprocessing import util
 from time import perf_counter
 from typing import Any
 
-from guideloom._loader.worker_body import Answer, Job, receive, work
+from guideloom._loader.worker_body import Answer, Job, SentJob, receive, work
 from guideloom._plan.order import Order
 
 PATIENCE_S = 0.3
@@ -79,6 +79,7 @@ class Worker:
 
     def __init__(self, job: Job, number: int) -> None:
         context = multiprocessing.get_context()
+        forks = context.get_start_method() == "fork"
         self.assigned: list[int] = []
         self.sound = True
         self._order: Order | None = None
@@ -88,7 +89,7 @@ class Worker:
             # Daemonic: multiprocessing ends it too, should this process exit in a way that skips our own cleaning up.
             self.process = context.Process(
                 target=work,
-                args=(theirs, job, handled_signals(), next(_NUMBERS)),
+                args=(theirs, job if forks else SentJob(job), handled_signals(), next(_NUMBERS)),
                 name=f"guideloom-worker-{number}",
                 daemon=True,
             )
@@ -96,7 +97,7 @@ class Worker:
             _kill_at_exit()
             self.process.start()
         except BaseException as error:
-            if context.get_start_method() != "fork" and isinstance(error, _PICKLING_ERRORS):
+            if not forks and isinstance(error, _PICKLING_ERRORS):
                 error.add_note(
                     "worker processes that are not forked get data set, format and collate_fn pickled: define "
                     'functions and classes at the top level of a module, or pass parallel_method="thread"'
