@@ -8,7 +8,7 @@
 #   make format  rewrite the sources in the project's style
 
 VENV := .venv
-PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do command -v $$name && break; done)
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do command -v $$name && break; done)
 PIP_VERSION := 26.3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

@@ -67,7 +67,7 @@ def test_an_interrupt_at_any_moment_loses_neither_batch_nor_process(
     choose = random.Random(1)
     last: int | None = None
 
-    # A function of its own: Python 3.12 and 3.13 do not catch what strikes as a loop in a try block jumps from an if.
+    # A function of its own: Python from 3.12 on does not catch what strikes as a loop in a try block jumps from an if.
     def take(batches: Iterator[Any], position: int) -> None:
         nonlocal last
         for number, batch in enumerate(batches, position):
