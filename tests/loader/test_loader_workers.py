@@ -164,7 +164,7 @@ def test_a_worker_that_was_killed_between_epochs_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("sample", [5, 19])
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("_patient", "_forked")
 def test_a_worker_that_failed_is_not_kept(sample: int, tmp_path: Path) -> None:
     def fails_once(samples: list[int]) -> tuple[int, list[int]]:
         if samples == [sample] and not (tmp_path / "failed").exists():
@@ -182,6 +182,7 @@ def test_a_worker_that_failed_is_not_kept(sample: int, tmp_path: Path) -> None:
         assert failed not in children() and len(children()) == 2
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_worker_that_hangs_is_ended_by_close(tmp_path: Path) -> None:
     told, tells = multiprocessing.Pipe(duplex=False)
 
@@ -202,6 +203,7 @@ def test_a_worker_that_hangs_is_ended_by_close(tmp_path: Path) -> None:
         assert epoch(loader)[1] == [[n] for n in range(2, 40)]
 
 
+@pytest.mark.usefixtures("_forked")
 def test_no_worker_is_started_beside_one_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "GONE_S", 20.0)  # on a machine with other work, too, the feed gets to end it
     told, tells = multiprocessing.Pipe(duplex=False)
@@ -288,7 +290,7 @@ class Trainer:
         return with_pid(samples)
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("_patient", "_forked")
 def test_workers_end_with_a_loader_in_a_cycle() -> None:
     trainer = Trainer()
     trainer.loader.open()
@@ -349,7 +351,7 @@ def test_workers_keep_the_snapshot_of_their_loader(tmp_path: Path) -> None:
         assert len(list(loader)) == 10 * len(before)
 
 
-@pytest.mark.usefixtures("_patient")
+@pytest.mark.usefixtures("_patient", "_forked")
 def test_a_close_that_is_interrupted_does_not_take_its_feed_for_ended() -> None:
     """``threading`` does that with a thread that was waited for."""
     told, tells = multiprocessing.Pipe(duplex=False)
@@ -450,9 +452,10 @@ def test_a_forked_child_that_ends_leaves_the_workers_to_its_parent() -> None:
     """Whatever ends it: the interpreter of such a child ends all that it takes for its own processes."""
     script = textwrap.dedent(
         f"""
-        import os, sys, warnings
+        import multiprocessing, os, sys, warnings
         sys.path.insert(0, {str(ROOT)!r})
         from tests.loader.test_loader_workers import epoch, marked
+        multiprocessing.set_start_method("fork")  # a forked child cannot use the fork server of its parent
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         loader = marked(40)
         loader.open()

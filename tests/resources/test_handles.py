@@ -70,6 +70,7 @@ def test_2000_opens_and_closes(tmp_path: Path) -> None:
 
 
 SHARDS = """
+import multiprocessing
 import resource
 
 def held_of_the_data():
@@ -79,6 +80,11 @@ def held_of_the_data():
 if __name__ == "__main__":
     gc.disable()  # what is closed must be closed by whoever is done with it
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    # From here on Python holds what it needs to start processes.
+    first = multiprocessing.Process(target=int)
+    first.start()
+    first.join()
+    first.close()
     found = []
     for name, way in (
         ("SeekIO", {}), ("PosixPreadIO", {}), ("MmapIO", {}), ("MinimalBackend", {}),
