@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guideloom import StreamWithMetaStorage
+from guideloom._base import threads
 from guideloom._base.errors import ArgumentError, CommitError, PackError
 from guideloom._storage import disk
 from guideloom._storage.names import MANIFEST
@@ -349,7 +350,7 @@ def test_no_thread_of_a_close_goes_on_when_it_was_interrupted(tmp_path: Path, mo
     started: list[threading.Thread] = []
     running: list[threading.Thread] = []
     at_work, over = threading.Event(), threading.Event()
-    start, finish, wait_for = threading.Thread.start, disk.finish_file, threading.Condition.wait_for
+    start, finish, wait = threading.Thread.start, disk.finish_file, threads._await
 
     def start_interrupted(thread: threading.Thread) -> None:
         started.append(thread)
@@ -370,9 +371,9 @@ def test_no_thread_of_a_close_goes_on_when_it_was_interrupted(tmp_path: Path, mo
             at_work.wait()  # else the first thread might do all the work
             finish(path, size)
 
-    def end_and_wait_for(condition: threading.Condition, *args: Any) -> Any:
+    def end_and_wait(*args: Any) -> None:
         over.set()
-        return wait_for(condition, *args)
+        wait(*args)
 
     documents = DocumentWriter(tmp_path, Raw())
     documents.open()
@@ -382,7 +383,7 @@ def test_no_thread_of_a_close_goes_on_when_it_was_interrupted(tmp_path: Path, mo
         patch.setattr(threading.Thread, "start", start_interrupted)
         patch.setattr(disk, "finish_file", finish_late)
         # A close that does not wait comes back while the thread is at work.
-        patch.setattr(threading.Condition, "wait_for", end_and_wait_for)
+        patch.setattr(threads, "_await", end_and_wait)
         with pytest.raises(KeyboardInterrupt):
             documents.close()
         still_running = list(running)

@@ -38,10 +38,11 @@ def map_in_threads(
     results: list[Any] = [None] * len(left)
     raised: dict[int, BaseException] = {}
     threads = [
-        threading.Thread(target=lambda: _work(step, left, results, raised, ended, wake), name=f"{name}_{number}")
+        threading.Thread(target=lambda: _work(step, left, results, raised, begun, ended, wake), name=f"{name}_{number}")
         for number in range(min(most_threads, len(left)))
     ]
     started: list[threading.Thread] = []
+    begun: list[bool] = []
     ended: list[bool] = []
     wake = threading.Lock()
     wake.acquire()
@@ -51,10 +52,13 @@ def map_in_threads(
             for thread in threads:
                 thread.start()
                 started.append(thread)
-        _await(started, ended, wake)
+        _await(left, begun, ended, wake)
+        _join(started)
     except BaseException:
         left.clear()
-        _await(started, ended, wake)
+        # Not for the threads that were started: for one whose start was interrupted, too.
+        _await(left, begun, ended, wake)
+        _join(started)
         raise
     if raised:
         raise raised[min(raised)]
@@ -66,9 +70,11 @@ def _work(
     left: deque[tuple[int, ItemT]],
     results: list[ResultT],
     raised: dict[int, BaseException],
+    begun: list[bool],
     ended: list[bool],
     wake: threading.Lock,
 ) -> None:
+    begun.append(True)
     try:
         while left:
             try:
@@ -86,9 +92,13 @@ def _work(
             wake.release()
 
 
-def _await(started: list[threading.Thread], ended: list[bool], wake: threading.Lock) -> None:
-    while len(ended) < len(started):
+def _await(left: deque[Any], begun: list[bool], ended: list[bool], wake: threading.Lock) -> None:
+    """Wait until nothing is left, and who took something has ended; who begins later finds nothing."""
+    while left or len(ended) < len(begun):
         wake.acquire()
+
+
+def _join(started: list[threading.Thread]) -> None:
     with interrupts_later():
         for thread in started:
             thread.join()
