@@ -469,9 +469,7 @@ def test_a_forked_child_that_ends_leaves_the_workers_to_its_parent() -> None:
             print(len(epoch(loader)[1]), flush=True)
         """
     )
-    program = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
-    )
+    program = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert (program.returncode, program.stderr) == (0, "")
     assert program.stdout.splitlines() == ["39", "0 39 True"]
 
