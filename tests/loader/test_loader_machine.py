@@ -311,5 +311,6 @@ def test_any_life() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_forked")  # a forked child cannot use the fork server of its parent
 def test_any_life_with_processes() -> None:
     run_state_machine_as_test(LifeOfProcesses, settings=settings(max_examples=12, stateful_step_count=30))
