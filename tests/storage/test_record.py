@@ -362,6 +362,12 @@ def test_descrs_that_are_refused(descr: Any) -> None:
         dtype_from_descr(descr)
 
 
+@pytest.mark.parametrize("descr", ["<f16", [["a", "<c32"]]])
+def test_who_has_long_doubles_is_told_why_they_are_refused(descr: Any) -> None:
+    with pytest.raises(ArgumentError, match="other processors read other numbers"):
+        dtype_from_descr(descr)
+
+
 def test_a_dtype_nested_too_deep() -> None:
     descr: Any = "<i4"
     for _ in range(200):

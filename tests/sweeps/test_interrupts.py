@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from guideloom import DocumentStorage, StatefulDataLoader, StreamDataset, StreamStorage
+from guideloom._base import threads
 from guideloom._base.interrupts import interrupts_later
-from guideloom._base.locks import new_lock, new_rlock
+from guideloom._base.locks import _Lock, new_lock, new_rlock
 from guideloom._base.threads import map_in_threads
 from guideloom._storage import disk
 from guideloom.errors import CommitError, NotOpenError
@@ -32,7 +33,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 # --- locks ---
 
 
-@pytest.mark.parametrize("make", [new_lock, new_rlock])
+def wrapped_lock() -> Any:
+    """Return what ``new_lock`` gives where Python loses locks, on any Python."""
+    return _Lock(threading.Lock())
+
+
+@pytest.mark.parametrize("make", [new_lock, new_rlock, wrapped_lock])
 def test_an_interrupt_leaves_no_lock_locked(make: Callable[[], Any]) -> None:
     def use(lock: Any) -> None:
         for _ in range(2):
@@ -82,6 +88,47 @@ def test_the_first_items_error_is_raised_and_no_step_begins_after_it(most_thread
         map_in_threads(step, range(100), most_threads, "guideloom-test")
     assert caught.value.args == (0,)
     assert len(begun) <= most_threads
+
+
+def test_of_several_errors_the_first_items_is_raised() -> None:
+    both = threading.Barrier(2)
+
+    def step(number: int) -> None:
+        both.wait(60)
+        raise LookupError(number)
+
+    with pytest.raises(LookupError) as caught:
+        map_in_threads(step, range(2), 2, "guideloom-test")
+    assert caught.value.args == (0,)
+
+
+def test_no_step_begins_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    at_work, over, cleared = threading.Event(), threading.Event(), threading.Event()
+    wait = threads._await
+
+    def wait_interrupted(*args: Any) -> None:
+        if not over.is_set():
+            at_work.wait(60)
+            over.set()
+            raise Interrupted
+        wait(*args)
+
+    def step(number: int) -> None:
+        begun.append(number)
+        at_work.set()
+        cleared.wait(5)
+
+    class Cleared(threads.deque):  # type: ignore[name-defined,misc]
+        def clear(self) -> None:
+            super().clear()
+            cleared.set()
+
+    monkeypatch.setattr(threads, "deque", Cleared)
+    monkeypatch.setattr(threads, "_await", wait_interrupted)
+    with pytest.raises(Interrupted):
+        map_in_threads(step, range(2), 1, "guideloom-test")
+    assert begun == [0]
 
 
 # --- handlers that wait ---
